@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// The interface that both executors implement and the harness drives: begin(), one submit() per submission of a plan, finish().
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "models/algorithm_config.hpp"
+#include "models/fault.hpp"
+#include "models/plan.hpp"
+#include "models/run_record.hpp"
+#include "models/trace.hpp"
+
+namespace loopgauge {
+
+// Where a tensor row is observed. The same list of operations on both sides (models/spec/op_list.hpp names them).
+struct TapPoint {
+  int submission = 0;              // index within the run
+  int request = 0;                 // index into Trace::requests
+  int position = 0;                // absolute token position of the row
+  int loop = 0;                    // 1..4; 0 before the first loop (embedding)
+  int layer = -1;                  // -1: not inside a layer
+  std::string_view operation;      // e.g. "rms_norm.input_layernorm", "linear.q_proj", "rope.q", "attention.output"
+};
+
+// Observes a run. Attaching a tap never changes a result (SPEC.md, invariants). Values are one row, [heads * head_dim], [hidden], ...
+class Tap {
+ public:
+  virtual ~Tap() = default;
+  virtual void record(const TapPoint& point, std::span<const float> values) = 0;
+};
+
+// How the reference rounds and sums (SPEC.md, "Profiles").
+enum class Profile {
+  declared,    // the bit-explicit contract
+  reordered,   // the same rounding points, a second declared order of additions: the yardstick for other executors
+  double_precision,  // no rounding but the codec's FP16 parameters: the noise floor. Spelled "double" in files and flags
+};
+std::string_view to_string(Profile profile);
+Profile parse_profile(std::string_view text);  // throws ConfigError listing the words
+
+struct RunOptions {
+  Profile profile = Profile::declared;
+  RecordGroups record;
+  Fault fault = Fault::none;
+  Tap* tap = nullptr;                        // not owned
+  // Decision-forced replay (harness level 3): take selected tokens and keys from this record of the same trace and configuration
+  // instead of selecting. Not owned.
+  const RunRecord* decisions = nullptr;
+};
+
+class Executor {
+ public:
+  virtual ~Executor() = default;
+  virtual std::string name() const = 0;      // "reference", "optimized"
+
+  // Prepares state for a run. Throws UnsupportedError when the model, configuration or options are outside what this executor can do.
+  // `trace` must stay alive until finish().
+  virtual void begin(const Trace& trace, const EffectiveConfig& config, const RunOptions& options) = 0;
+  // May return before the work is done. Errors of the work may surface here or in a later call.
+  virtual void submit(const Submission& submission) = 0;
+  // Waits for all work and hands over the record. The executor can begin() again afterwards.
+  virtual RunRecord finish() = 0;
+};
+
+// begin, every submission, finish.
+RunRecord replay(Executor& executor, const Plan& plan, const Trace& trace, const EffectiveConfig& config, const RunOptions& options);
+
+}  // namespace loopgauge

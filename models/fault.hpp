@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// Known faults that can be planted in an executor to prove that the harness detects them (`sweep --mutant NAME`). Each is a defect that
+// was seen in, or is natural to, serving engines. A run with a planted fault is never a result.
+#pragma once
+
+#include <span>
+#include <string_view>
+
+namespace loopgauge {
+
+enum class Fault {
+  none,
+  aliased_hidden_rows,             // loop-4 scores compare a buffer with itself: all zero
+  contiguous_causal_mask,          // compact query i treated as position window_begin + i in the causal mask
+  absent_residual_as_code_zero,    // a row absent from a residual stream adds the group minimum instead of nothing
+  unreconstructed_predecessor,     // residual taken against X[r-1] instead of its reconstruction
+  loop3_reference_at_loop4,        // loop 4 corrects against loop 3's reference
+  swapped_norms,                   // input_layernorm_2 and post_attention_layernorm exchanged
+  key_before_rope,                 // K stored before RoPE
+  loop_off_by_one,                 // loop r reads the K/V plane of loop r-1 (r > 1) for history tokens
+  early_flush,                     // the tail is flushed 64 tokens early
+  double_final_norm,               // final norm applied a second time to inactive rows
+};
+
+struct FaultInfo {
+  Fault fault;
+  std::string_view name;           // the enumerator's name
+  std::string_view description;
+  std::string_view needs;          // switches without which the fault cannot act, e.g. "t1", "s1", "q1", "t1q1", "" = any
+};
+
+std::span<const FaultInfo> planted_faults();       // all but `none`
+Fault parse_fault(std::string_view name);          // throws ConfigError listing the names
+std::string_view to_string(Fault fault);
+
+}  // namespace loopgauge
