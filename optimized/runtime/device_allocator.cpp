@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "optimized/runtime/device_allocator.hpp"
+
+#include <algorithm>
+#include <string>
+
+#include "optimized/runtime/cuda_check.hpp"
+
+namespace loopgauge::optimized {
+
+namespace detail {
+struct AllocatorState {
+  AllocatorOptions options;
+  MemoryUsage usage;
+};
+}  // namespace detail
+
+std::string_view to_string(MemoryCategory category) {
+  switch (category) {
+    case MemoryCategory::base_payload: return "base payload";
+    case MemoryCategory::residual_payload: return "residual payload";
+    case MemoryCategory::parameters: return "parameters";
+    case MemoryCategory::activity_maps: return "activity maps";
+    case MemoryCategory::padding: return "padding";
+    case MemoryCategory::bf16_tail: return "BF16 tail";
+    case MemoryCategory::bf16_planes: return "BF16 planes";
+    case MemoryCategory::inherited_references: return "inherited references";
+    case MemoryCategory::attention_reference_state: return "attention reference state";
+    case MemoryCategory::hidden_rows: return "hidden rows";
+    case MemoryCategory::graphs: return "graphs";
+    case MemoryCategory::workspace: return "workspace";
+    case MemoryCategory::conversion_scratch: return "conversion scratch";
+    case MemoryCategory::transfer_buffers: return "transfer buffers";
+    case MemoryCategory::weights: return "weights";
+  }
+  return "unknown";
+}
+
+DeviceBuffer::DeviceBuffer(DeviceBuffer&& other) noexcept
+    : state_(std::move(other.state_)),
+      data_(std::exchange(other.data_, nullptr)),
+      bytes_(std::exchange(other.bytes_, 0)),
+      category_(other.category_) {}
+
+DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&& other) noexcept {
+  if (this != &other) {
+    reset();
+    state_ = std::move(other.state_);
+    data_ = std::exchange(other.data_, nullptr);
+    bytes_ = std::exchange(other.bytes_, 0);
+    category_ = other.category_;
+  }
+  return *this;
+}
+
+void DeviceBuffer::reset() noexcept {
+  if (data_ == nullptr) return;
+  // A failure here is the sticky fault of earlier work, which the next checked call reports; a destructor has nobody to tell.
+  static_cast<void>(cudaFree(data_));
+  state_->usage.in_use[static_cast<std::size_t>(category_)] -= bytes_;
+  state_->usage.total_in_use -= bytes_;
+  --state_->usage.live_buffers;
+  data_ = nullptr;
+  bytes_ = 0;
+  state_.reset();
+}
+
+DeviceAllocator::DeviceAllocator(AllocatorOptions options) : state_(std::make_shared<detail::AllocatorState>()) { state_->options = options; }
+
+DeviceBuffer DeviceAllocator::allocate(MemoryCategory category, std::size_t bytes) {
+  if (bytes == 0) return {};
+  MemoryUsage& usage = state_->usage;
+  const auto refuse = [&](const std::string& have) {
+    return DeviceMemoryError("out of device memory: " + std::to_string(bytes) + " bytes for " + std::string(to_string(category)) +
+                             " do not fit, " + std::to_string(usage.total_in_use) + " bytes are in use and " + have +
+                             "; use fewer requests, a shorter prompt or a smaller model");
+  };
+  if (bytes > state_->options.limit_bytes - std::min(state_->options.limit_bytes, usage.total_in_use)) {
+    throw refuse("the limit is " + std::to_string(state_->options.limit_bytes));
+  }
+  void* data = nullptr;
+  const cudaError_t status = cudaMalloc(&data, bytes);
+  if (status == cudaErrorMemoryAllocation) {
+    cudaGetLastError();  // not sticky: the device stays usable
+    std::size_t free_bytes = 0;
+    std::size_t total_bytes = 0;
+    LOOPGAUGE_CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
+    throw refuse(std::to_string(free_bytes) + " of the device's " + std::to_string(total_bytes) + " are free");
+  }
+  LOOPGAUGE_CUDA_CHECK(status);
+
+  const auto index = static_cast<std::size_t>(category);
+  usage.in_use[index] += bytes;
+  usage.total_in_use += bytes;
+  ++usage.live_buffers;
+  usage.peak[index] = std::max(usage.peak[index], usage.in_use[index]);
+  usage.total_peak = std::max(usage.total_peak, usage.total_in_use);
+  DeviceBuffer buffer(state_, data, bytes, category);
+  if (state_->options.poison) LOOPGAUGE_CUDA_CHECK(cudaMemset(data, 0xFF, bytes));
+  return buffer;
+}
+
+MemoryUsage DeviceAllocator::usage() const { return state_->usage; }
+
+void DeviceAllocator::reset_peak() {
+  state_->usage.peak = state_->usage.in_use;
+  state_->usage.total_peak = state_->usage.total_in_use;
+}
+
+}  // namespace loopgauge::optimized

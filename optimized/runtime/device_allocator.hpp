@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// Device memory: owned by buffers, tagged by category, counted exactly.
+#pragma once
+
+#include <cstddef>
+#include <limits>
+#include <memory>
+#include <utility>
+
+#include "optimized/runtime/memory_category.hpp"
+
+namespace loopgauge::optimized {
+
+namespace detail {
+struct AllocatorState;
+}
+
+// One device allocation, freed with the buffer. Movable, not copyable. An empty buffer has data() == nullptr and size 0.
+class DeviceBuffer {
+ public:
+  DeviceBuffer() = default;
+  DeviceBuffer(DeviceBuffer&& other) noexcept;
+  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept;
+  ~DeviceBuffer() { reset(); }
+
+  void* data() { return data_; }
+  const void* data() const { return data_; }
+  template <class T>
+  T* as() { return static_cast<T*>(data_); }
+  template <class T>
+  const T* as() const { return static_cast<const T*>(data_); }
+  std::size_t size_bytes() const { return bytes_; }
+  MemoryCategory category() const { return category_; }
+  explicit operator bool() const { return data_ != nullptr; }
+
+  // Frees now. Work that uses the memory must have finished or be ordered before (cudaFree waits for the device).
+  void reset() noexcept;
+
+ private:
+  friend class DeviceAllocator;
+  DeviceBuffer(std::shared_ptr<detail::AllocatorState> state, void* data, std::size_t bytes, MemoryCategory category)
+      : state_(std::move(state)), data_(data), bytes_(bytes), category_(category) {}
+
+  std::shared_ptr<detail::AllocatorState> state_;
+  void* data_ = nullptr;
+  std::size_t bytes_ = 0;
+  MemoryCategory category_ = MemoryCategory::workspace;
+};
+
+struct MemoryUsage {
+  BytesByCategory in_use{};      // bytes of live buffers now, as requested
+  BytesByCategory peak{};        // largest in_use of each category since the last reset_peak()
+  std::size_t total_in_use = 0;
+  std::size_t total_peak = 0;    // largest total; at most the sum of the per-category peaks
+  std::size_t live_buffers = 0;
+};
+
+struct AllocatorOptions {
+  std::size_t limit_bytes = std::numeric_limits<std::size_t>::max();  // total of live bytes that may not be exceeded
+  bool poison = false;  // fill fresh buffers with 0xFF (NaN as BF16, FP16 and FP32), so that reading unwritten memory shows
+};
+
+// Allocates with cudaMalloc on the current device; results are at least 256-byte aligned. Buffers may outlive the allocator object.
+// Not thread-safe: one owner per executor.
+class DeviceAllocator {
+ public:
+  explicit DeviceAllocator(AllocatorOptions options = {});
+
+  // bytes == 0 gives an empty buffer. Throws DeviceMemoryError naming category, bytes asked, bytes in use and what the device has
+  // left; nothing changes then.
+  DeviceBuffer allocate(MemoryCategory category, std::size_t bytes);
+  template <class T>
+  DeviceBuffer allocate_array(MemoryCategory category, std::size_t count) { return allocate(category, count * sizeof(T)); }
+
+  MemoryUsage usage() const;
+  void reset_peak();
+
+ private:
+  std::shared_ptr<detail::AllocatorState> state_;
+};
+
+}  // namespace loopgauge::optimized
