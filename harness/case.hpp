@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+// Identity of a case: one execution mode, one algorithm configuration, one trace. Its id is a line that a user pastes into
+// `loopgauge run` or `loopgauge explain`, a key of reports and of baselines, and therefore a promise: an id keeps its meaning for
+// ever, and a new parameter may only add a spelling for its non-default values.
+//
+// Grammar (no character of it is expanded by a shell):
+//
+//   id        = mode "/" settings "/" trace
+//   mode      = name { "." parameter }              serial  split  split.p100  block_spec.d2.k4  prefix.encoded
+//     p<N>       split: at most N tokens of a window in one submission; without it, whole windows
+//     d<N>       block_spec, pipeline_spec: loops of the draft (default 2)
+//     k<N>       block_spec: drafted tokens a round (default 4)
+//     encoded    prefix: reuse encoded windows, not BF16 planes
+//     block_spec always writes d and k, pipeline_spec always writes d.
+//   settings  = "t" bit "s" bit "q" bit [ ":" policy ":" timing ] { ":" parameter }
+//     policy and timing are written exactly when q1. Parameters are written only where they differ from the default, in this order:
+//     w<N>                            window in tokens (256)
+//     retention<bp>-<bp>-<bp>-<bp>    with t1: loops 1 to 4 (10000-10000-2500-1000)
+//     keys<bp>                        with s1: key fraction (1000)
+//     tail<N>                         with q1: tail in tokens (64)
+//     flush=eager                     with q1: flush rule (committed)
+//     exit=<rule>                     trace, threshold<x>, delayed<x>, x in the shortest decimal form that reads back as the same
+//                                     float: exit=threshold0.9 (full)
+//     minloops<N>                     with threshold and delayed (1)
+//   trace     = one or more of A-Z a-z 0-9 . _ -      the trace's name
+//
+// Numbers are decimal without sign or leading zero; fractions are basis points. Settings of a switched-off group are no part of a case.
+#pragma once
+
+#include <compare>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "models/algorithm_config.hpp"
+
+namespace loopgauge::harness {
+
+// An execution mode of SPEC.md, "Execution modes", with its parameters. Parameters of other modes keep their defaults.
+struct ModeSpec {
+  std::string name = "serial";  // serial split mixed wcpb async graph block_spec pipeline_spec pd prefix preempt
+  int piece_tokens = 0;         // split: most tokens of a window in one submission; 0 = whole windows
+  int draft_depth = 2;          // block_spec, pipeline_spec: loops of the draft
+  int draft_length = 4;         // block_spec: drafted tokens a round (K)
+  bool encoded_prefix = false;  // prefix: completed windows are reused encoded
+  bool operator==(const ModeSpec&) const = default;
+};
+
+struct Case {
+  ModeSpec mode;
+  AlgorithmConfig config;
+  std::string trace;  // the trace's name
+};
+
+// Every mode name of the specification, in its order.
+std::span<const std::string_view> mode_names();
+
+// "split.p100" <-> ModeSpec. The parser throws ConfigError naming the offending part and listing the accepted words.
+std::string mode_text(const ModeSpec& mode);
+ModeSpec parse_mode(std::string_view text);
+
+// The id of `value`. Throws ConfigError when a field has no spelling: unknown mode, trace name with other characters.
+std::string case_id(const Case& value);
+// The settings part alone, "t1s1q1:streaming:serial_aligned:w64".
+std::string settings_text(const AlgorithmConfig& config);
+
+// The case of an id. Exactly one id names a case: case_id(parse_case_id(id)) == id, and any other spelling is refused with the right
+// one. Throws ConfigError naming the offending part and listing the accepted words. Does not judge legality: see case_refusal.
+Case parse_case_id(std::string_view id);
+
+// The configuration that the id carries: settings of switched-off groups are back at their defaults.
+AlgorithmConfig normalized(const AlgorithmConfig& config);
+
+// True when `text` may be the trace part of an id.
+bool is_case_trace_name(std::string_view text);
+
+// Why a case is not run.
+enum class RefusalKind {
+  illegal,        // the specification forbids the combination (SPEC.md, "Execution modes")
+  not_available,  // the specification has it, this version has no planner for it
+};
+std::string_view to_string(RefusalKind kind);  // "illegal", "not available in this version"
+
+struct Refusal {
+  RefusalKind kind = RefusalKind::illegal;
+  std::string reason;  // one sentence
+};
+
+// The first reason not to run this case, judged without the trace's content and the model; empty when it can run. Illegality comes
+// before availability: an illegal combination stays illegal in every version.
+std::optional<Refusal> case_refusal(const Case& value);
+// Throws ConfigError for an illegal case, UnsupportedError for one that is not available; the message carries the id and the reason.
+void require_runnable(const Case& value);
+
+// One example for every rule of case_refusal, as a case of trace `trace`.
+struct IllegalCombination {
+  std::string id;
+  Refusal refusal;
+};
+std::vector<IllegalCombination> illegal_combinations(std::string_view trace);
+
+// What the enumeration needs to know of a trace.
+struct CaseTrace {
+  std::string name;
+  bool has_exit_depths = false;  // every request with new tokens carries exit_depths
+};
+
+// Modes that this version plans and a sweep replays by default: serial, split.
+std::vector<ModeSpec> default_modes();
+
+// The threshold of the enumerated `threshold` exit cases.
+inline constexpr float kEnumeratedExitThreshold = 0.9f;
+
+// The cases of a sweep, trace by trace, then setting by setting, then mode by mode (so that runs that must agree bit for bit are
+// neighbours):
+//   settings: t0s0q0, t0s0q1, ..., t1s1q1; with q1 each of fixed_prompt, rolling, streaming, all serial_aligned
+//   exits:    full; for a trace with has_exit_depths also exit=threshold0.9 and exit=trace. Carrying exit_depths is what makes a trace
+//             an exit trace: its name plays no part.
+// Everything else has its default. All of them can run when the modes can; a mode that cannot raises what require_runnable raises.
+std::vector<Case> enumerate_cases(std::span<const CaseTrace> traces, std::span<const ModeSpec> modes);
+
+// Glob over a whole id: `*` any characters, `/` included, `?` one character, anything else itself.
+bool glob_match(std::string_view pattern, std::string_view text);
+
+// Shard i of n, written "i/n" with 1 <= i <= n. A case belongs to the shard given by a hash of its id, so that membership does not
+// depend on the set, the filter or the order; the n shards partition any list of cases.
+struct Shard {
+  int index = 1;
+  int count = 1;
+};
+Shard parse_shard(std::string_view text);  // throws ConfigError
+bool in_shard(std::string_view id, const Shard& shard);
+
+}  // namespace loopgauge::harness
