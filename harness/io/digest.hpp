@@ -19,7 +19,8 @@
 //   mass              list of steps
 //   kv                list of planes (layer * 4 + loop - 1): k, v
 //   encoded_frontier  encoded_frontier [1 + fed]
-//   codec             list of blocks: int32 begin, end; streams 1..4: rows, list of layers: k_codes, k_min, k_scale, v_codes, v_min, v_scale
+//   codec             list of blocks: int32 begin, end; streams 1..4: rows, list of layers: k_codes, k_min, k_scale, v_codes, v_min,
+//   v_scale
 // A tensor without elements, recorded or not, is written with rank 0 and no elements: a step or layer without data is the same
 // wherever it comes from. An object with its own counts keeps them.
 #pragma once

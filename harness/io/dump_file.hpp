@@ -18,15 +18,15 @@ struct DumpInfo {
   std::string tool_version;
   std::string case_id;
   std::string mode;
-  std::string switches;                      // "t1s0q1"
+  std::string switches;  // "t1s0q1"
   std::string policy;
   std::string timing;
   std::string flush;
   int window = 0;
   int tail = 0;
-  std::array<int, kLoops> retention_bp{};    // loops 1..4
+  std::array<int, kLoops> retention_bp{};  // loops 1..4
   int decode_key_bp = 0;
-  std::string exit;                          // "full", "threshold", "delayed", "trace"
+  std::string exit;  // "full", "threshold", "delayed", "trace"
   double threshold = 1.0;
   int min_loops = 1;
   std::string profile;

@@ -27,19 +27,23 @@ std::string_view to_string(ElementType type);
 
 // How a dataset is laid out. Deflate level 0 stores contiguously; above 0 chunks, shuffles and compresses.
 struct Storage {
-  int deflate = 0;                        // 0..9
-  std::vector<std::int64_t> chunk;        // extents of a chunk; empty: chosen (about 256 KiB)
+  int deflate = 0;                  // 0..9
+  std::vector<std::int64_t> chunk;  // extents of a chunk; empty: chosen (about 256 KiB)
 };
 inline const Storage kContiguous{};
 inline const Storage kCompressed{4, {}};
 
-using Id = std::int64_t;                  // hid_t, kept out of this header so that users need no HDF5 include path
+using Id = std::int64_t;  // hid_t, kept out of this header so that users need no HDF5 include path
 
 // Shared ownership of one open HDF5 identifier and where it is, for messages.
 class Handle {
  public:
   Handle() = default;
-  Handle(Id id, int (*close)(Id)) : id_(new Id(id), [close](Id* open) { close(*open); delete open; }) {}
+  Handle(Id id, int (*close)(Id))
+      : id_(new Id(id), [close](Id* open) {
+          close(*open);
+          delete open;
+        }) {}
   Id get() const { return *id_; }
   explicit operator bool() const { return id_ != nullptr; }
 
@@ -50,19 +54,19 @@ class Handle {
 // What groups and datasets have in common: a place and attributes.
 class Object {
  public:
-  const std::string& path() const { return path_; }           // inside the file, "/requests/0/prompt"
-  const std::string& file() const { return *file_; }          // path of the file as it was opened
+  const std::string& path() const { return path_; }   // inside the file, "/requests/0/prompt"
+  const std::string& file() const { return *file_; }  // path of the file as it was opened
   std::string where() const { return file() + ": " + path(); }
 
-  std::vector<std::string> attribute_names() const;           // sorted
+  std::vector<std::string> attribute_names() const;  // sorted
   bool has_attribute(const std::string& name) const;
 
   // Each throws FileError when the attribute is missing, of another type, out of the range of the result, or of another rank.
-  std::string string_attribute(const std::string& name) const;            // scalar; fixed or variable length
-  std::int64_t int_attribute(const std::string& name) const;              // scalar; any stored integer type
-  std::uint64_t uint_attribute(const std::string& name) const;            // scalar; any stored integer type, not negative
-  double double_attribute(const std::string& name) const;                 // scalar; any stored float or integer type
-  std::vector<std::int64_t> int_array_attribute(const std::string& name) const;   // one-dimensional
+  std::string string_attribute(const std::string& name) const;                   // scalar; fixed or variable length
+  std::int64_t int_attribute(const std::string& name) const;                     // scalar; any stored integer type
+  std::uint64_t uint_attribute(const std::string& name) const;                   // scalar; any stored integer type, not negative
+  double double_attribute(const std::string& name) const;                        // scalar; any stored float or integer type
+  std::vector<std::int64_t> int_array_attribute(const std::string& name) const;  // one-dimensional
   std::vector<double> double_array_attribute(const std::string& name) const;
   std::vector<std::string> string_array_attribute(const std::string& name) const;
 
@@ -93,7 +97,7 @@ class Object {
 class Dataset : public Object {
  public:
   ElementType type() const;
-  std::vector<std::int64_t> shape() const;                    // empty for a scalar
+  std::vector<std::int64_t> shape() const;  // empty for a scalar
   std::int64_t element_count() const;
 
   // The whole dataset. T is one of int32_t, int64_t, uint8_t, float, double, std::string and must be the stored type exactly (strings
@@ -117,15 +121,15 @@ class Group : public Object {
  public:
   // Names of all members, numbers in numeric order ("2" before "10"), others by bytes. Throws when a member is not a hard link.
   std::vector<std::string> members() const;
-  bool has(const std::string& name) const;                    // a direct member of this name, reached by a hard link
+  bool has(const std::string& name) const;  // a direct member of this name, reached by a hard link
   bool has_group(const std::string& name) const;
   bool has_dataset(const std::string& name) const;
 
   // `name` is one path component; intermediate() below takes "a/b/c".
   Group open_group(const std::string& name) const;
   Dataset open_dataset(const std::string& name) const;
-  Group create_group(const std::string& name) const;          // fails when it exists
-  Group require_group(const std::string& name) const;         // opens or creates; accepts "a/b/c"
+  Group create_group(const std::string& name) const;   // fails when it exists
+  Group require_group(const std::string& name) const;  // opens or creates; accepts "a/b/c"
 
   // Writes a new dataset; product(shape) must equal values.size(); an empty shape writes a scalar.
   template <class T>
@@ -163,7 +167,7 @@ class File {
   static File create(const std::filesystem::path& path);
 
   Group root() const;
-  void close();                            // flushes; all groups and datasets of the file must be gone
+  void close();  // flushes; all groups and datasets of the file must be gone
 
  private:
   File(Handle handle, std::filesystem::path path);
