@@ -17,27 +17,27 @@ using Bfloat16Bits = std::uint16_t;  // upper half of the IEEE binary32 pattern
 
 struct LayerWeights {
   // Linear weights are [out, in] row-major; norm weights are [hidden].
-  Tensor<Bfloat16Bits> q_proj, k_proj, v_proj;          // [heads * head_dim, hidden]
-  Tensor<Bfloat16Bits> o_proj;                          // [hidden, heads * head_dim]
-  Tensor<Bfloat16Bits> gate_proj, up_proj;              // [intermediate, hidden]
-  Tensor<Bfloat16Bits> down_proj;                       // [hidden, intermediate]
-  Tensor<Bfloat16Bits> input_layernorm;                 // before attention
-  Tensor<Bfloat16Bits> input_layernorm_2;               // on the o_proj output
-  Tensor<Bfloat16Bits> post_attention_layernorm;        // before the MLP
-  Tensor<Bfloat16Bits> post_attention_layernorm_2;      // on the down_proj output
+  Tensor<Bfloat16Bits> q_proj, k_proj, v_proj;      // [heads * head_dim, hidden]
+  Tensor<Bfloat16Bits> o_proj;                      // [hidden, heads * head_dim]
+  Tensor<Bfloat16Bits> gate_proj, up_proj;          // [intermediate, hidden]
+  Tensor<Bfloat16Bits> down_proj;                   // [hidden, intermediate]
+  Tensor<Bfloat16Bits> input_layernorm;             // before attention
+  Tensor<Bfloat16Bits> input_layernorm_2;           // on the o_proj output
+  Tensor<Bfloat16Bits> post_attention_layernorm;    // before the MLP
+  Tensor<Bfloat16Bits> post_attention_layernorm_2;  // on the down_proj output
 };
 
 struct Checkpoint {
   ModelConfig config;
-  Tensor<Bfloat16Bits> embed_tokens;       // [vocab, hidden]
+  Tensor<Bfloat16Bits> embed_tokens;  // [vocab, hidden]
   std::vector<LayerWeights> layers;
-  Tensor<Bfloat16Bits> norm;               // [hidden], after every loop
-  Tensor<Bfloat16Bits> early_exit_gate;    // [1, hidden]
-  Tensor<Bfloat16Bits> early_exit_bias;    // [1]
-  Tensor<Bfloat16Bits> lm_head;            // [vocab, hidden]
+  Tensor<Bfloat16Bits> norm;             // [hidden], after every loop
+  Tensor<Bfloat16Bits> early_exit_gate;  // [1, hidden]
+  Tensor<Bfloat16Bits> early_exit_bias;  // [1]
+  Tensor<Bfloat16Bits> lm_head;          // [vocab, hidden]
 
-  std::string sha256;                      // lower-case hex over the safetensors files' bytes in file name order
-  std::vector<std::string> notes;          // e.g. "model.norm.weight: F32 rounded to BF16 (nearest, ties to even)"
+  std::string sha256;              // lower-case hex over the safetensors files' bytes in file name order
+  std::vector<std::string> notes;  // e.g. "model.norm.weight: F32 rounded to BF16 (nearest, ties to even)"
 };
 
 // Loads `<folder>/config.json` and `<folder>/model.safetensors`, or the shards named by `<folder>/model.safetensors.index.json`.

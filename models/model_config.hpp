@@ -5,22 +5,23 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <vector>
 
 namespace loopgauge {
 
 struct ModelConfig {
-  int layers = 0;             // physical layers, shared by all loops
-  int loops = 0;              // total_ut_steps
+  int layers = 0;  // physical layers, shared by all loops
+  int loops = 0;   // total_ut_steps
   int hidden = 0;
-  int heads = 0;              // query heads == key/value heads (multi-head attention only)
-  int head_dim = 0;           // even; heads * head_dim need not equal hidden
+  int heads = 0;     // query heads == key/value heads (multi-head attention only)
+  int head_dim = 0;  // even; heads * head_dim need not equal hidden
   int intermediate = 0;
   int vocab = 0;
   int max_positions = 0;
   float rms_norm_eps = 0.0f;
   double rope_theta = 0.0;
-  int bos_token_id = -1;      // -1: absent
-  int eos_token_id = -1;      // -1: absent
+  int bos_token_id = -1;  // -1: absent
+  int eos_token_id = -1;  // -1: absent
 
   int projection_width() const { return heads * head_dim; }
 };
@@ -29,5 +30,7 @@ struct ModelConfig {
 // supported: no value is ever taken from a default that the file did not state, except the documented ones
 // (num_key_value_heads null = heads, head_dim absent = hidden / heads).
 ModelConfig load_model_config(const std::filesystem::path& folder);
+// The same; appends a sentence to `notes` for each key that was ignored although other software may read it.
+ModelConfig load_model_config(const std::filesystem::path& folder, std::vector<std::string>& notes);
 
 }  // namespace loopgauge
