@@ -27,7 +27,7 @@
 // Numbers are decimal without sign or leading zero; fractions are basis points. Settings of a switched-off group are no part of a case.
 #pragma once
 
-#include <compare>
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <string>

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which cases are illegal by SPEC.md, "Execution modes" and "KV base and residual quantization", and which this version cannot plan yet.
+#include <algorithm>
+#include <array>
+
+#include "harness/case.hpp"
+#include "models/error.hpp"
+
+namespace loopgauge::harness {
+namespace {
+
+struct Rule {
+  RefusalKind kind;
+  bool (*applies)(const Case&);
+  std::string_view reason;
+  std::string_view example;  // mode and settings of a case that this rule is the first to refuse
+};
+
+bool is(const Case& value, std::string_view mode) { return value.mode.name == mode; }
+
+bool serial_aligned_encoding(const Case& value) {
+  const auto& q = value.config.kv_residual_quantization;
+  return q.enabled && q.timing == EncodingTiming::serial_aligned;
+}
+
+// Tokens of one request that are in the pipeline at once: one per started group of d loops.
+int live_tokens(const ModeSpec& mode) { return (kLoops + mode.draft_depth - 1) / mode.draft_depth; }
+
+constexpr RefusalKind kIllegal = RefusalKind::illegal;
+constexpr RefusalKind kNotAvailable = RefusalKind::not_available;
+
+// Ranges of mode parameters come first: later rules compute with them.
+constexpr std::array kRules{
+    Rule{kIllegal, [](const Case& c) { return is(c, "block_spec") && (c.mode.draft_depth < 1 || c.mode.draft_depth > 2); },
+         "block speculation drafts with one or two loops (d1, d2)", "block_spec.d3.k4/t0s0q0"},
+    Rule{kIllegal, [](const Case& c) { return is(c, "block_spec") && c.mode.draft_length < 1; },
+         "block speculation drafts at least one token (k1)", "block_spec.d2.k0/t0s0q0"},
+    Rule{kIllegal, [](const Case& c) { return is(c, "pipeline_spec") && (c.mode.draft_depth < 1 || c.mode.draft_depth >= kLoops); },
+         "a token pipeline advances one to three loops a cycle (d1, d2, d3)", "pipeline_spec.d4/t0s0q0"},
+    Rule{kIllegal, [](const Case& c) { return is(c, "block_spec") && c.config.exit.mode != ExitMode::full; },
+         "block speculation verifies all four loops: it needs exit full", "block_spec.d2.k4/t0s0q0:exit=threshold0.9"},
+    Rule{kIllegal, [](const Case& c) { return is(c, "pipeline_spec") && c.config.exit.mode != ExitMode::full; },
+         "a token pipeline verifies all four loops: it needs exit full", "pipeline_spec.d2/t0s0q0:exit=trace"},
+    Rule{kIllegal, [](const Case& c) { return is(c, "async") && c.config.exit.mode == ExitMode::threshold; },
+         "asynchronous execution issues the next loop before the gate is read: it needs exit full, trace or delayed",
+         "async/t0s0q0:exit=threshold0.9"},
+    Rule{kIllegal,
+         [](const Case& c) {
+           return is(c, "block_spec") && serial_aligned_encoding(c) && c.config.kv_residual_quantization.tail < c.mode.draft_length + 1;
+         },
+         "serial_aligned encoding under block speculation needs a tail of at least K + 1 tokens, so that no candidate row is encoded",
+         "block_spec.d2.k64/t0s0q1:rolling:serial_aligned"},
+    Rule{kIllegal,
+         [](const Case& c) {
+           return is(c, "pipeline_spec") && serial_aligned_encoding(c) && c.config.kv_residual_quantization.tail < live_tokens(c.mode);
+         },
+         "serial_aligned encoding under a token pipeline needs a tail of at least the number of live tokens, so that no candidate row is "
+         "encoded",
+         "pipeline_spec.d1/t0s0q1:rolling:serial_aligned:tail3"},
+    Rule{kIllegal,
+         [](const Case& c) {
+           const auto& q = c.config.kv_residual_quantization;
+           return is(c, "prefix") && c.mode.encoded_prefix && !(q.enabled && q.policy == EncodingPolicy::streaming);
+         },
+         "encoded windows can be reused only with q1 under streaming: the block cuts of the other policies depend on the prompt length",
+         "prefix.encoded/t0s0q1:rolling:serial_aligned"},
+    Rule{kIllegal, [](const Case& c) { return serial_aligned_encoding(c) && c.config.kv_residual_quantization.flush == FlushRule::eager; },
+         "eager flushing encodes rows before they are final, which serial_aligned timing forbids: use execution_dependent",
+         "serial/t0s0q1:rolling:serial_aligned:flush=eager"},
+
+    Rule{kNotAvailable, [](const Case& c) { return is(c, "mixed"); }, "mixed scheduling has no planner", "mixed/t0s0q0"},
+    Rule{kNotAvailable, [](const Case& c) { return is(c, "wcpb"); }, "wavefront chunked prefill batching has no planner", "wcpb/t0s0q0"},
+    Rule{kNotAvailable, [](const Case& c) { return is(c, "async"); }, "asynchronous execution has no planner", "async/t0s0q0"},
+    Rule{kNotAvailable, [](const Case& c) { return is(c, "graph"); }, "graph replay has no planner", "graph/t0s0q0"},
+    Rule{kNotAvailable, [](const Case& c) { return is(c, "block_spec"); }, "block speculation has no planner", "block_spec.d2.k4/t0s0q0"},
+    Rule{kNotAvailable, [](const Case& c) { return is(c, "pipeline_spec"); }, "the token pipeline has no planner",
+         "pipeline_spec.d2/t0s0q0"},
+    Rule{kNotAvailable, [](const Case& c) { return is(c, "pd"); }, "prefill/decode disaggregation has no planner", "pd/t0s0q0"},
+    Rule{kNotAvailable, [](const Case& c) { return is(c, "prefix"); }, "prefix reuse has no planner", "prefix/t0s0q0"},
+    Rule{kNotAvailable, [](const Case& c) { return is(c, "preempt"); }, "preemption has no planner", "preempt/t0s0q0"},
+};
+
+}  // namespace
+
+std::string_view to_string(RefusalKind kind) { return kind == RefusalKind::illegal ? "illegal" : "not available in this version"; }
+
+std::optional<Refusal> case_refusal(const Case& value) {
+  const auto rule = std::find_if(kRules.begin(), kRules.end(), [&](const Rule& candidate) { return candidate.applies(value); });
+  if (rule == kRules.end()) return std::nullopt;
+  return Refusal{rule->kind, std::string(rule->reason)};
+}
+
+void require_runnable(const Case& value) {
+  const std::optional<Refusal> refusal = case_refusal(value);
+  if (!refusal) return;
+  const std::string message = "case " + case_id(value) + " is " + std::string(to_string(refusal->kind)) + ": " + refusal->reason;
+  if (refusal->kind == RefusalKind::illegal) throw ConfigError(message);
+  throw UnsupportedError(message + " (available: serial, split)");
+}
+
+std::vector<IllegalCombination> illegal_combinations(std::string_view trace) {
+  std::vector<IllegalCombination> combinations;
+  for (const Rule& rule : kRules) {
+    combinations.push_back({std::string(rule.example) + "/" + std::string(trace), {rule.kind, std::string(rule.reason)}});
+  }
+  return combinations;
+}
+
+}  // namespace loopgauge::harness

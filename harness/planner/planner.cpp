@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "harness/planner/planner.hpp"
+
+#include <algorithm>
+
+#include "models/error.hpp"
+
+namespace loopgauge::harness {
+
+int fed_tokens(const TraceRequest& request) {
+  return request.teacher_forced() ? static_cast<int>(request.forced.size()) : std::max(0, request.max_new_tokens - 1);
+}
+
+Plan make_plan(const ModeSpec& mode, const Trace& trace, const EffectiveConfig& config) {
+  const std::string text = mode_text(mode);
+  if (!trace.events.empty()) {
+    throw UnsupportedError("trace " + trace.name + " has " + std::to_string(trace.events.size()) +
+                           " events (cancel, preempt, resume, reuse_id), which mode " + text + " does not replay in this version");
+  }
+  if (mode.name == "serial") return make_serial_plan(trace, config);
+  if (mode.name == "split") return make_split_plan(trace, config, mode.piece_tokens);
+  throw UnsupportedError("mode " + text + " has no planner in this version (available: serial, split)");
+}
+
+}  // namespace loopgauge::harness
