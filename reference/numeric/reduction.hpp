@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// The declared order of additions (S-SUM-1): element i goes to lane i mod L in ascending order, every lane starts at +0, and the lanes are
+// reduced by a halving tree (L = 16: 8, 4, 2, 1). Lanes are independent, so any vector width gives the same bits; multiplication and
+// addition are separate roundings (the build switches contraction off).
+#pragma once
+
+#include <cstring>
+
+// Compiles a function for several instruction sets and picks one at start-up. The bits do not depend on the choice.
+#define LOOPGAUGE_MULTIVERSION __attribute__((target_clones("default", "avx2", "avx512f")))
+#define LOOPGAUGE_INLINE [[gnu::always_inline]] inline
+#define LOOPGAUGE_INLINE_LAMBDA __attribute__((always_inline))
+
+namespace loopgauge::reference {
+
+template <class Real, int L>
+struct Lanes {
+  typedef Real Vector __attribute__((vector_size(L * sizeof(Real))));
+  Vector value{};
+
+  LOOPGAUGE_INLINE static Vector load(const Real* p) {
+    Vector v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+  }
+
+  // Adds `tail_count` < L leftover elements product(i) to lanes 0.. and reduces.
+  template <class Element>
+  LOOPGAUGE_INLINE Real reduce(int tail_count, Element&& element) const {
+    Real lane[L];
+    std::memcpy(lane, &value, sizeof value);
+    for (int j = 0; j < tail_count; ++j) lane[j] += element(j);
+    for (int width = L / 2; width > 0; width /= 2) {
+      for (int j = 0; j < width; ++j) lane[j] += lane[j + width];
+    }
+    return lane[0];
+  }
+};
+
+// sum of a[i] * b[i], i in [0, n)
+template <class Real, int L>
+LOOPGAUGE_INLINE Real lane_dot(const Real* a, const Real* b, int n) {
+  Lanes<Real, L> sum;
+  int i = 0;
+  for (; i + L <= n; i += L) sum.value += Lanes<Real, L>::load(a + i) * Lanes<Real, L>::load(b + i);
+  return sum.reduce(n - i, [&](int j) LOOPGAUGE_INLINE_LAMBDA { return a[i + j] * b[i + j]; });
+}
+
+// sum of a[i], i in [0, n)
+template <class Real, int L>
+LOOPGAUGE_INLINE Real lane_sum(const Real* a, int n) {
+  Lanes<Real, L> sum;
+  int i = 0;
+  for (; i + L <= n; i += L) sum.value += Lanes<Real, L>::load(a + i);
+  return sum.reduce(n - i, [&](int j) LOOPGAUGE_INLINE_LAMBDA { return a[i + j]; });
+}
+
+}  // namespace loopgauge::reference

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// embedding: y[t, :] = weight[token[t], :], a copy (S-EMB-1, models/spec/embedding.hpp).
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "reference/ops/matrix.hpp"
+
+namespace loopgauge::reference {
+
+// weight [vocab, hidden] -> y [tokens, hidden], resized. Tokens are valid ids: traces are validated before a run.
+template <class Real>
+void embedding(std::span<const std::int32_t> tokens, const Matrix<Real>& weight, Matrix<Real>& y) {
+  y.resize(static_cast<std::ptrdiff_t>(tokens.size()), weight.cols());
+  for (std::size_t t = 0; t < tokens.size(); ++t) y.row(static_cast<std::ptrdiff_t>(t)) = weight.row(tokens[t]);
+}
+
+}  // namespace loopgauge::reference

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "reference/ops/linear.hpp"
+
+#include <algorithm>
+
+namespace loopgauge::reference {
+namespace {
+
+// R x O independent dots side by side. Each follows the declared order on its own; the tile only shares loads.
+template <class P, int R, int O>
+LOOPGAUGE_INLINE void dot_tile(const typename P::Real* x, const typename P::Real* w, int in, typename P::Real* y, int y_stride,
+                               OutputRounding rounding) {
+  using Real = typename P::Real;
+  using L = Lanes<Real, P::kLanes>;
+  L sums[R][O];
+  int i = 0;
+  for (; i + P::kLanes <= in; i += P::kLanes) {
+    for (int r = 0; r < R; ++r) {
+      const auto xv = L::load(x + r * in + i);
+      for (int o = 0; o < O; ++o) sums[r][o].value += xv * L::load(w + o * in + i);
+    }
+  }
+  for (int r = 0; r < R; ++r) {
+    for (int o = 0; o < O; ++o) {
+      const Real* xr = x + r * in + i;
+      const Real* wo = w + o * in + i;
+      const Real value = sums[r][o].reduce(in - i, [&](int j) LOOPGAUGE_INLINE_LAMBDA { return xr[j] * wo[j]; });
+      y[r * y_stride + o] = rounding == OutputRounding::bf16 ? P::round_bf16(value) : value;
+    }
+  }
+}
+
+template <class P, int O>
+LOOPGAUGE_INLINE void output_columns(const typename P::Real* x, const typename P::Real* w, int rows, int in, int out, typename P::Real* y,
+                                     OutputRounding rounding) {
+  int r = 0;
+  for (; r + 2 <= rows; r += 2) dot_tile<P, 2, O>(x + r * in, w, in, y + r * out, out, rounding);
+  for (; r < rows; ++r) dot_tile<P, 1, O>(x + r * in, w, in, y + r * out, out, rounding);
+}
+
+constexpr int kColumnBlock = 16;
+
+// All rows of output columns [begin, min(begin + kColumnBlock, out)).
+template <class P>
+LOOPGAUGE_INLINE void column_block(const typename P::Real* x, const typename P::Real* weight, int rows, int in, int out, int begin,
+                                   typename P::Real* y, OutputRounding rounding) {
+  const int end = std::min(begin + kColumnBlock, out);
+  int o = begin;
+  for (; o + 2 <= end; o += 2) output_columns<P, 2>(x, weight + static_cast<std::ptrdiff_t>(o) * in, rows, in, out, y + o, rounding);
+  for (; o < end; ++o) output_columns<P, 1>(x, weight + static_cast<std::ptrdiff_t>(o) * in, rows, in, out, y + o, rounding);
+}
+
+template <class P>
+void column_block_versions(const typename P::Real* x, const typename P::Real* weight, int rows, int in, int out, int begin,
+                           typename P::Real* y, OutputRounding rounding);
+#define LOOPGAUGE_INSTANTIATE(P)                                                                                                           \
+  template <>                                                                                                                              \
+  LOOPGAUGE_MULTIVERSION void column_block_versions<P>(const P::Real* x, const P::Real* weight, int rows, int in, int out, int begin,      \
+                                                       P::Real* y, OutputRounding rounding) {                                              \
+    column_block<P>(x, weight, rows, in, out, begin, y, rounding);                                                                         \
+  }
+LOOPGAUGE_FOR_EACH_PROFILE(LOOPGAUGE_INSTANTIATE)
+#undef LOOPGAUGE_INSTANTIATE
+
+}  // namespace
+
+template <class P>
+void linear(const Matrix<typename P::Real>& x, const Matrix<typename P::Real>& weight, OutputRounding rounding,
+            Matrix<typename P::Real>& y) {
+  const int rows = static_cast<int>(x.rows()), in = static_cast<int>(x.cols()), out = static_cast<int>(weight.rows());
+  y.resize(rows, out);
+#pragma omp parallel for schedule(static)
+  for (int begin = 0; begin < out; begin += kColumnBlock) {
+    column_block_versions<P>(x.data(), weight.data(), rows, in, out, begin, y.data(), rounding);
+  }
+}
+
+#define LOOPGAUGE_INSTANTIATE(P) \
+  template void linear<P>(const Matrix<P::Real>&, const Matrix<P::Real>&, OutputRounding, Matrix<P::Real>&);
+LOOPGAUGE_FOR_EACH_PROFILE(LOOPGAUGE_INSTANTIATE)
+
+}  // namespace loopgauge::reference

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// linear: y[t, o] = bf16(dot(x[t, :], weight[o, :])), or FP32 for the head (S-LIN-1, models/spec/linear.hpp).
+#pragma once
+
+#include "reference/numeric/profile.hpp"
+#include "reference/ops/matrix.hpp"
+
+namespace loopgauge::reference {
+
+enum class OutputRounding { bf16, fp32 };
+
+// x [rows, in], weight [out, in] (values exact in BF16) -> y [rows, out], resized. Any row count, 0 included.
+template <class P>
+void linear(const Matrix<typename P::Real>& x, const Matrix<typename P::Real>& weight, OutputRounding rounding, Matrix<typename P::Real>& y);
+
+}  // namespace loopgauge::reference

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// Storage of the reference: row-major Eigen matrices. Eigen holds and maps elements here and never adds them up: its reductions and
+// products choose an order of additions by instruction set.
+#pragma once
+
+#include <Eigen/Core>
+
+namespace loopgauge::reference {
+
+template <class Real>
+using Matrix = Eigen::Matrix<Real, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+
+template <class Real>
+using Vector = Eigen::Matrix<Real, Eigen::Dynamic, 1>;
+
+}  // namespace loopgauge::reference
