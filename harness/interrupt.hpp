@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// SIGINT and SIGTERM end a command between two submissions: destructors run, temporary files go, what was committed stays.
+// A second signal ends the process at once.
+#pragma once
+
+namespace loopgauge::harness {
+
+// Not an Error: nothing is wrong. main() returns 128 + signal for it (130 for SIGINT).
+struct Interrupted {
+  int signal = 0;
+};
+
+void install_interrupt_handlers();
+bool interrupted() noexcept;
+// Throws Interrupted once a signal has arrived. Call it wherever work can stop without leaving something half done.
+void throw_if_interrupted();
+
+}  // namespace loopgauge::harness

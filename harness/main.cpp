@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// The program: one subcommand per verb, and the one place where errors become sentences and exit codes.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <exception>
+#include <iostream>
+#include <new>
+
+#include "harness/commands/command.hpp"
+#include "harness/interrupt.hpp"
+#include "harness/provenance.hpp"
+#include "models/error.hpp"
+
+namespace {
+
+using loopgauge::ErrorKind;
+
+constexpr int kUsageExit = 2;
+constexpr int kInternalExit = 6;
+
+int exit_code_of(ErrorKind kind) {
+  switch (kind) {
+    case ErrorKind::numeric:
+      return 1;
+    case ErrorKind::usage:
+      return kUsageExit;
+    case ErrorKind::input:
+      return 3;
+    case ErrorKind::unsupported:
+      return 4;
+    case ErrorKind::internal:
+      return kInternalExit;
+  }
+  return kInternalExit;
+}
+
+int fail(int exit_code, const std::string& message) {
+  std::cout.flush();
+  std::fprintf(stderr, "loopgauge: %s\n", message.c_str());
+  return exit_code;
+}
+
+int run(int argc, char** argv) {
+  CLI::App app{
+      "loopgauge: does an execution of FlashLoop on Ouro still compute the declared algorithm, how far is it from dense, what does it cost",
+      "loopgauge"};
+  app.require_subcommand(1);
+  app.set_version_flag("--version", std::function<std::string()>(loopgauge::harness::version_text),
+                       "Print version, revision, compiler and CUDA state");
+  app.set_help_all_flag("--help-all", "Print the help of every subcommand");
+  app.footer(
+      "Examples:\n"
+      "  loopgauge list --set smoke                      the cases of a set\n"
+      "  loopgauge run serial/t1s0q0/text-512            one case\n"
+      "  loopgauge <subcommand> --help                   options and examples of a subcommand\n"
+      "Exit codes: 0 passed, 1 numerical mismatch or regression, 2 usage, 3 input missing or invalid, 4 unsupported here,\n"
+      "5 incomplete coverage, 6 internal error, 130 interrupted.");
+
+  int exit_code = 0;
+  loopgauge::harness::add_run_command(app, exit_code);
+  loopgauge::harness::add_list_command(app, exit_code);
+  loopgauge::harness::add_bench_command(app, exit_code);
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    // Help and version are successful "errors"; CLI11's own codes for the others lie outside this program's contract.
+    return app.exit(error) == 0 ? 0 : kUsageExit;
+  }
+  return exit_code;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  loopgauge::harness::set_command_line(argc, argv);
+  loopgauge::harness::install_interrupt_handlers();
+  try {
+    const int exit_code = run(argc, argv);
+    if (!std::cout.flush()) return fail(exit_code_of(ErrorKind::input), "standard output could not be written; the result is incomplete");
+    return exit_code;
+  } catch (const loopgauge::harness::Interrupted& interruption) {
+    return fail(128 + interruption.signal, "interrupted");
+  } catch (const loopgauge::Error& error) {
+    return fail(exit_code_of(error.kind()), error.what());
+  } catch (const std::bad_alloc&) {
+    return fail(kInternalExit, "out of memory; use a smaller trace, fewer record groups (--dump-only) or a machine with more memory");
+  } catch (const std::exception& error) {
+    return fail(kInternalExit, std::string("internal error: ") + error.what());
+  }
+}
