@@ -127,7 +127,7 @@ struct CaseResult {
   std::string timing;                     // empty with Q off
   std::string trace;
   std::string executor;                   // "reference", "optimized", "mutant:<name>"
-  std::string profile;                    // "declared", "reordered", "double"
+  std::string profile;                    // "declared"; empty for the optimized column
   std::string configuration;              // EffectiveConfig::canonical_json()
 
   // Verdict
@@ -152,7 +152,7 @@ struct CaseResult {
   std::vector<DriftSummaryRow> drift_summary;
   std::vector<AcceptanceRow> acceptance;
   std::vector<MemoryRow> memory;
-  std::vector<TimingRow> timing_rows;
+  std::vector<TimingRow> timings;
 };
 
 struct ReportMeta {
@@ -162,8 +162,8 @@ struct ReportMeta {
   std::string compiler;
   std::string model_sha256;
   std::string model_config;               // one line of JSON
-  std::string device;                     // device of the optimized column, or why there is none
-  std::string driver;
+  std::string device;                     // device and driver of the optimized column, or why there is none
+  bool device_available = false;
   std::string cpu;
   std::string set;                        // name of the set, or "traces"
   std::string set_sha256;                 // identity of the unsharded request: case ids, configurations and trace bytes
@@ -172,7 +172,7 @@ struct ReportMeta {
   std::string configuration;              // options that hold for all cases, one line of sorted JSON
   std::string command_line;
   std::string seed;
-  std::string shard;                      // "0/1" is the whole request
+  std::string shard;                      // "1/4"; "1/4,3/4" when merged; empty: the whole request
   std::int64_t case_count = 0;            // cases of the unsharded request
   std::string started;                    // UTC, ISO 8601
   std::string finished;                   // of the last write
@@ -188,9 +188,14 @@ struct StatusCounts {
 };
 StatusCounts count_statuses(const Report& report);
 
-// Maximum over the cases that decide: without a device, rows of the optimized column that were not run are stated but do not decide.
-// A report that lacks requested cases is at best not_run.
+// The reason of a case that a running or interrupted sweep has not come to. --resume continues with these.
+inline constexpr std::string_view kNotReached = "the sweep ended before this case";
+
+// Maximum over the rows that decide: where there is no device, rows of the optimized column that were not run are stated but do not
+// decide. A report that lacks cases of its own request (an incomplete merge) is at best not_run, and so is one without rows.
 CaseStatus verdict(const Report& report);
+// passed, skipped: 0; not_run: 5 (incomplete coverage); failed: 1; error: 6.
+int exit_code(CaseStatus verdict);
 // "12 passed, 0 failed, 8 skipped": errors count as failed, not-run rows as skipped. The stable last line of a sweep and a gate.
 std::string summary_line(const StatusCounts& counts);
 

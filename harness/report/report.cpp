@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "harness/report/report.hpp"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "models/error.hpp"
+
+namespace loopgauge::harness {
+
+namespace {
+
+constexpr std::array<std::pair<CaseStatus, std::string_view>, 5> kStatusWords{{{CaseStatus::passed, "passed"},
+                                                                               {CaseStatus::skipped, "skipped"},
+                                                                               {CaseStatus::not_run, "not_run"},
+                                                                               {CaseStatus::failed, "failed"},
+                                                                               {CaseStatus::error, "error"}}};
+
+// Distinct cases among the rows.
+std::int64_t distinct_cases(const Report& report) {
+  std::vector<std::int64_t> ordinals;
+  for (const CaseResult& row : report.cases) ordinals.push_back(row.ordinal);
+  std::sort(ordinals.begin(), ordinals.end());
+  return std::unique(ordinals.begin(), ordinals.end()) - ordinals.begin();
+}
+
+}  // namespace
+
+std::string_view to_string(CaseStatus status) {
+  for (const auto& [value, word] : kStatusWords) {
+    if (value == status) return word;
+  }
+  throw InternalError("a case status has no word");
+}
+
+CaseStatus parse_case_status(std::string_view text) {
+  for (const auto& [value, word] : kStatusWords) {
+    if (word == text) return value;
+  }
+  throw FileError("'" + std::string(text) + "' is not a case status: passed, skipped, not_run, failed, error");
+}
+
+CaseStatus worse(CaseStatus a, CaseStatus b) { return std::max(a, b); }
+
+StatusCounts count_statuses(const Report& report) {
+  StatusCounts counts;
+  for (const CaseResult& row : report.cases) {
+    switch (row.status) {
+      case CaseStatus::passed: ++counts.passed; break;
+      case CaseStatus::skipped: ++counts.skipped; break;
+      case CaseStatus::not_run: ++counts.not_run; break;
+      case CaseStatus::failed: ++counts.failed; break;
+      case CaseStatus::error: ++counts.error; break;
+    }
+  }
+  return counts;
+}
+
+CaseStatus verdict(const Report& report) {
+  CaseStatus result = CaseStatus::passed;
+  bool any_passed = false;
+  for (const CaseResult& row : report.cases) {
+    const bool excused = row.status == CaseStatus::not_run && row.executor == "optimized" && report.meta.executors == "both" &&
+                         !report.meta.device_available;
+    if (!excused) result = worse(result, row.status);
+    any_passed = any_passed || row.status == CaseStatus::passed;
+  }
+  // Nothing that ran and passed is no evidence, and neither is a request with holes.
+  if (result < CaseStatus::not_run && !any_passed) result = CaseStatus::not_run;
+  if (report.meta.shard.empty() && distinct_cases(report) < report.meta.case_count) result = worse(result, CaseStatus::not_run);
+  return result;
+}
+
+int exit_code(CaseStatus status) {
+  switch (status) {
+    case CaseStatus::passed:
+    case CaseStatus::skipped: return 0;
+    case CaseStatus::not_run: return 5;
+    case CaseStatus::failed: return 1;
+    case CaseStatus::error: return 6;
+  }
+  throw InternalError("a case status has no exit code");
+}
+
+std::string summary_line(const StatusCounts& counts) {
+  return std::to_string(counts.passed) + " passed, " + std::to_string(counts.failed + counts.error) + " failed, " +
+         std::to_string(counts.skipped + counts.not_run) + " skipped";
+}
+
+}  // namespace loopgauge::harness

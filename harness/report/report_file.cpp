@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "harness/report/report_file.hpp"
+
+#include <algorithm>
+#include <numeric>
+#include <type_traits>
+
+#include "harness/io/atomic_output.hpp"
+#include "harness/io/hdf5.hpp"
+#include "harness/report/schema.hpp"
+#include "models/error.hpp"
+
+namespace loopgauge::harness {
+
+namespace {
+
+// How a member type is stored: booleans as uint8 0 or 1, a status as its word.
+template <class T>
+struct Stored {
+  using type = T;
+};
+template <>
+struct Stored<bool> {
+  using type = std::uint8_t;
+};
+template <>
+struct Stored<CaseStatus> {
+  using type = std::string;
+};
+
+template <class T>
+typename Stored<T>::type to_stored(const T& value) {
+  if constexpr (std::is_same_v<T, CaseStatus>) return std::string(to_string(value));
+  else return static_cast<typename Stored<T>::type>(value);
+}
+
+template <class T>
+T from_stored(const typename Stored<T>::type& value) {
+  if constexpr (std::is_same_v<T, CaseStatus>) return parse_case_status(value);
+  else return static_cast<T>(value);
+}
+
+template <class Member>
+struct MemberType;
+template <class Row, class T>
+struct MemberType<T Row::*> {
+  using type = T;
+};
+
+// A group that is a table: a dimension scale named `axis` (0, 1, ...), and one dataset per column on that scale, so that the group opens
+// in xarray by itself.
+template <class Row>
+void write_table(const h5::Group& group, const std::string& axis, std::string_view axis_description, const std::vector<Row>& rows) {
+  std::vector<std::int64_t> index(rows.size());
+  std::iota(index.begin(), index.end(), std::int64_t{0});
+  const h5::Dataset scale = group.write(axis, index, h5::kCompressed);
+  scale.make_scale(axis);
+  scale.set_attribute("units", "1");
+  scale.set_attribute("description", axis_description);
+  for (const Column<Row>& column : columns<Row>()) {
+    std::visit(
+        [&](auto member) {
+          using T = typename MemberType<decltype(member)>::type;
+          std::vector<typename Stored<T>::type> values;
+          values.reserve(rows.size());
+          for (const Row& row : rows) values.push_back(to_stored<T>(row.*member));
+          const h5::Dataset dataset = group.write(std::string(column.name), values, h5::kCompressed);
+          dataset.set_attribute("units", column.units);
+          dataset.set_attribute("description", column.description);
+          dataset.attach_scale(0, scale);
+        },
+        column.member);
+  }
+}
+
+template <class Row>
+std::vector<Row> read_table(const h5::Group& group, const std::string& axis, bool newer_minor) {
+  const std::vector<std::int64_t> index = group.read_vector<std::int64_t>(axis);
+  const auto length = static_cast<std::int64_t>(index.size());
+  for (std::int64_t i = 0; i < length; ++i) {
+    if (index[static_cast<std::size_t>(i)] != i) group.open_dataset(axis).fail("expected the row numbers 0, 1, ...");
+  }
+  if (!newer_minor) {
+    std::vector<std::string_view> names{axis};
+    for (const Column<Row>& column : columns<Row>()) names.push_back(column.name);
+    for (const std::string& member : group.members()) {
+      if (std::find(names.begin(), names.end(), member) == names.end()) group.fail("unknown column '" + member + "'");
+    }
+  }
+  std::vector<Row> rows(index.size());
+  for (const Column<Row>& column : columns<Row>()) {
+    std::visit(
+        [&](auto member) {
+          using T = typename MemberType<decltype(member)>::type;
+          const h5::Dataset dataset = group.open_dataset(std::string(column.name));
+          const auto values = dataset.template read<typename Stored<T>::type>({length});
+          for (std::size_t i = 0; i < rows.size(); ++i) {
+            if constexpr (std::is_same_v<T, bool>) {
+              if (values.data[i] > 1) dataset.fail("row " + std::to_string(i) + " is neither 0 nor 1");
+            }
+            try {
+              rows[i].*member = from_stored<T>(values.data[i]);
+            } catch (const FileError& error) {
+              dataset.fail("row " + std::to_string(i) + ": " + error.what());
+            }
+          }
+        },
+        column.member);
+  }
+  return rows;
+}
+
+void write_meta(const h5::Group& meta, const Report& report) {
+  meta.set_attribute("schema_version", std::to_string(kReportMajor) + "." + std::to_string(kReportMinor));
+  meta.set_attribute("status", is_complete(report) ? "complete" : "incomplete");
+  meta.set_attribute("verdict", to_string(verdict(report)));
+  for (const Column<ReportMeta>& column : columns<ReportMeta>()) {
+    std::visit(
+        [&](auto member) {
+          using T = typename MemberType<decltype(member)>::type;
+          const std::string name(column.name);
+          if constexpr (std::is_same_v<T, bool>) meta.set_attribute(name, report.meta.*member ? 1 : 0);
+          else if constexpr (std::is_same_v<T, CaseStatus>) meta.set_attribute(name, to_string(report.meta.*member));
+          else meta.set_attribute(name, report.meta.*member);
+        },
+        column.member);
+  }
+}
+
+ReportMeta read_meta(const h5::Group& group) {
+  ReportMeta meta;
+  for (const Column<ReportMeta>& column : columns<ReportMeta>()) {
+    std::visit(
+        [&](auto member) {
+          using T = typename MemberType<decltype(member)>::type;
+          const std::string name(column.name);
+          if constexpr (std::is_same_v<T, bool>) meta.*member = group.int_attribute(name) != 0;
+          else if constexpr (std::is_same_v<T, std::int64_t>) meta.*member = group.int_attribute(name);
+          else if constexpr (std::is_same_v<T, double>) meta.*member = group.double_attribute(name);
+          else if constexpr (std::is_same_v<T, CaseStatus>) meta.*member = parse_case_status(group.string_attribute(name));
+          else meta.*member = group.string_attribute(name);
+        },
+        column.member);
+  }
+  return meta;
+}
+
+// Whether the file's minor version is above ours. Throws for another format or major version.
+bool check_version(const h5::Group& root) {
+  if (!root.has_attribute("format") || root.string_attribute("format") != kReportFormat) root.fail("not a loopgauge report");
+  const std::int64_t major = root.int_attribute("version");
+  if (major != kReportMajor) {
+    root.fail("schema version " + std::to_string(major) + ", this program reads version " + std::to_string(kReportMajor));
+  }
+  return root.int_attribute("minor_version") > kReportMinor;
+}
+
+}  // namespace
+
+bool is_complete(const Report& report) {
+  std::vector<std::int64_t> ordinals;
+  for (const CaseResult& row : report.cases) {
+    if (row.status == CaseStatus::not_run && row.reason == kNotReached) return false;
+    ordinals.push_back(row.ordinal);
+  }
+  if (!report.meta.shard.empty()) return true;
+  std::sort(ordinals.begin(), ordinals.end());
+  return std::unique(ordinals.begin(), ordinals.end()) - ordinals.begin() == report.meta.case_count;
+}
+
+void write_report(const std::filesystem::path& path, const Report& report) {
+  AtomicOutput output(path);
+  h5::File file = h5::File::create(output.temporary());
+  {
+    const h5::Group root = file.root();
+    root.set_attribute("format", kReportFormat);
+    root.set_attribute("version", kReportMajor);
+    root.set_attribute("minor_version", kReportMinor);
+    root.set_attribute("title", report.meta.title);
+    write_meta(root.create_group("meta"), report);
+    write_table(root.create_group("cases"), "case", "Number n of the group /case/<n>", report.cases);
+    const h5::Group case_groups = root.create_group("case");
+    for (std::size_t n = 0; n < report.cases.size(); ++n) {
+      const CaseResult& result = report.cases[n];
+      const h5::Group group = case_groups.create_group(std::to_string(n));
+      group.set_attribute("id", result.id);
+      group.set_attribute("executor", result.executor);
+      visit_tables([&](const char* name, const char* description, auto table) {
+        if ((result.*table).empty()) return;
+        const h5::Group table_group = group.create_group(name);
+        table_group.set_attribute("description", description);
+        write_table(table_group, "entry", "Row number", result.*table);
+      });
+    }
+  }
+  file.close();
+  output.commit();
+}
+
+Report read_report(const std::filesystem::path& path) {
+  const h5::File file = h5::File::open_readonly(path);
+  const h5::Group root = file.root();
+  const bool newer_minor = check_version(root);
+  Report report;
+  report.meta = read_meta(root.open_group("meta"));
+  report.cases = read_table<CaseResult>(root.open_group("cases"), "case", newer_minor);
+  const h5::Group case_groups = root.open_group("case");
+  if (case_groups.members().size() != report.cases.size()) {
+    case_groups.fail(std::to_string(case_groups.members().size()) + " groups for " + std::to_string(report.cases.size()) + " rows of /cases");
+  }
+  for (std::size_t n = 0; n < report.cases.size(); ++n) {
+    CaseResult& result = report.cases[n];
+    const h5::Group group = case_groups.open_group(std::to_string(n));
+    if (group.string_attribute("id") != result.id || group.string_attribute("executor") != result.executor) {
+      group.fail("belongs to another row than /cases says");
+    }
+    std::size_t known = 0;
+    visit_tables([&](const char* name, const char*, auto table) {
+      if (!group.has_group(name)) return;
+      ++known;
+      using Rows = std::remove_reference_t<decltype(result.*table)>;
+      result.*table = read_table<typename Rows::value_type>(group.open_group(name), "entry", newer_minor);
+    });
+    if (!newer_minor && known != group.members().size()) group.fail("has a table that this version of the schema does not know");
+  }
+  return report;
+}
+
+}  // namespace loopgauge::harness

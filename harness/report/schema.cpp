@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "harness/report/schema.hpp"
+
+namespace loopgauge::harness {
+
+template <>
+std::span<const Column<ReportMeta>> columns() {
+  static constexpr Column<ReportMeta> list[] = {
+      {"title", "", "What this report is, in one line", &ReportMeta::title},
+      {"tool_version", "", "Version of loopgauge", &ReportMeta::tool_version},
+      {"source_revision", "", "Revision of the sources, with '-dirty' for uncommitted changes", &ReportMeta::source_revision},
+      {"compiler", "", "Compiler and build type", &ReportMeta::compiler},
+      {"model_sha256", "", "Fingerprint of the checkpoint: SHA-256 over the safetensors files in name order", &ReportMeta::model_sha256},
+      {"model_config", "", "Shape of the model, one line of JSON", &ReportMeta::model_config},
+      {"device", "", "Device and driver of the optimized column, or why there is none", &ReportMeta::device},
+      {"device_available", "1", "Whether the optimized column could run", &ReportMeta::device_available},
+      {"cpu", "", "Processor and threads of the reference", &ReportMeta::cpu},
+      {"set", "", "Name of the set, or 'traces' for traces given as files", &ReportMeta::set},
+      {"set_sha256", "", "Identity of the unsharded request: case ids, configurations, executors and the traces' contents", &ReportMeta::set_sha256},
+      {"executors", "", "Requested columns: reference, optimized, both", &ReportMeta::executors},
+      {"mutant", "", "Planted fault; empty for a real sweep", &ReportMeta::mutant},
+      {"configuration", "", "Effective options that hold for every case, one line of sorted JSON", &ReportMeta::configuration},
+      {"command_line", "", "Command that wrote the report", &ReportMeta::command_line},
+      {"seed", "", "Seed of every pseudo-random choice of the sweep", &ReportMeta::seed},
+      {"shard", "", "Shards of the request that this report holds, such as 1/4; empty: all of it", &ReportMeta::shard},
+      {"case_count", "1", "Cases of the unsharded request", &ReportMeta::case_count},
+      {"started", "", "Start of the sweep, UTC, ISO 8601", &ReportMeta::started},
+      {"finished", "", "Last write of the report, UTC, ISO 8601", &ReportMeta::finished},
+  };
+  return list;
+}
+
+template <>
+std::span<const Column<CaseResult>> columns() {
+  static constexpr Column<CaseResult> list[] = {
+      {"ordinal", "1", "Index of the case in the unsharded request", &CaseResult::ordinal},
+      {"id", "", "Case id, as accepted by run and explain", &CaseResult::id},
+      {"mode", "", "Execution mode with its parameters", &CaseResult::mode},
+      {"switches", "", "token_sparse_prefill, sparse_decode_attention, kv_residual_quantization as t0s0q0 to t1s1q1", &CaseResult::switches},
+      {"policy", "", "Encoding policy; empty with Q off", &CaseResult::policy},
+      {"timing", "", "Encoding timing; empty with Q off", &CaseResult::timing},
+      {"trace", "", "Name of the trace", &CaseResult::trace},
+      {"executor", "", "reference, optimized, or mutant:<planted fault>", &CaseResult::executor},
+      {"profile", "", "How the executor rounds and sums: declared, reordered, double; empty for the optimized column", &CaseResult::profile},
+      {"configuration", "", "Effective configuration, one line of sorted JSON", &CaseResult::configuration},
+      {"status", "", "passed, skipped, not_run, failed, error", &CaseResult::status},
+      {"reason", "", "Why the status is not passed", &CaseResult::reason},
+      {"same_top1", "1", "Fraction of continuation rows with the dense top-1 token", &CaseResult::same_top1},
+      {"kl_mean", "1", "Mean KL(dense || case) of continuation rows, in nats", &CaseResult::kl_mean},
+      {"kl_max", "1", "Largest KL(dense || case) of a continuation row, in nats", &CaseResult::kl_max},
+      {"first_token_kl", "1", "Mean over requests of KL(dense || case) of the first generated token, in nats", &CaseResult::first_token_kl},
+      {"bits_per_byte", "bit", "Bits per byte (per token for models that are not byte-level) of the forced tokens", &CaseResult::bits_per_byte},
+      {"task_accuracy", "1", "Fraction of answers of which every token is the top-1 token", &CaseResult::task_accuracy},
+      {"memory_ratio", "1", "Predicted physical bytes of the dense KV planes over those of this configuration, steady state", &CaseResult::memory_ratio},
+      {"seconds", "s", "Wall time of the run on this executor", &CaseResult::seconds},
+  };
+  return list;
+}
+
+template <>
+std::span<const Column<CheckRow>> columns() {
+  static constexpr Column<CheckRow> list[] = {
+      {"name", "", "Check", &CheckRow::name},
+      {"status", "", "passed, failed, skipped, not_run", &CheckRow::status},
+      {"detail", "", "What was found and where, or why the check was not made", &CheckRow::detail},
+  };
+  return list;
+}
+
+template <>
+std::span<const Column<DigestRow>> columns() {
+  static constexpr Column<DigestRow> list[] = {
+      {"group", "", "Record group", &DigestRow::group},
+      {"sha256", "", "Digest, lower-case hex (digest-v1)", &DigestRow::sha256},
+  };
+  return list;
+}
+
+template <>
+std::span<const Column<ToleranceRow>> columns() {
+  static constexpr Column<ToleranceRow> list[] = {
+      {"operation", "", "Operation of the registry", &ToleranceRow::operation},
+      {"loop", "1", "Loop, from 1", &ToleranceRow::loop},
+      {"elements", "1", "Elements compared", &ToleranceRow::elements},
+      {"max_ulp", "1", "Largest error in ulps of the declared rounding", &ToleranceRow::max_ulp},
+      {"max_absolute", "1", "Largest absolute error of finite elements", &ToleranceRow::max_absolute},
+      {"max_index", "", "Where the largest error is", &ToleranceRow::max_index},
+      {"rms", "1", "Root mean square error of finite elements", &ToleranceRow::rms},
+      {"p50", "1", "Median of the error in ulps", &ToleranceRow::p50},
+      {"p90", "1", "90th percentile of the error in ulps", &ToleranceRow::p90},
+      {"p99", "1", "99th percentile of the error in ulps", &ToleranceRow::p99},
+      {"p999", "1", "99.9th percentile of the error in ulps", &ToleranceRow::p999},
+      {"nan_count", "1", "NaN elements on either side", &ToleranceRow::nan_count},
+      {"inf_count", "1", "Infinite elements on either side", &ToleranceRow::inf_count},
+      {"limit", "1", "Declared bound of the operation, in ulps", &ToleranceRow::limit},
+      {"error_over_bound", "1", "Largest error over its bound; at most 1 passes", &ToleranceRow::error_over_bound},
+      {"verdict", "", "passed, failed", &ToleranceRow::verdict},
+  };
+  return list;
+}
+
+template <>
+std::span<const Column<DecisionRow>> columns() {
+  static constexpr Column<DecisionRow> list[] = {
+      {"kind", "", "Kind of decision", &DecisionRow::kind},
+      {"request", "1", "Request, from 0", &DecisionRow::request},
+      {"position", "1", "Absolute token position, from 0", &DecisionRow::position},
+      {"loop", "1", "Loop, from 1", &DecisionRow::loop},
+      {"layer", "1", "Layer, from 0", &DecisionRow::layer},
+      {"head", "1", "Query head, from 0", &DecisionRow::head},
+      {"margin", "1", "Distance of the reference's value to the other decision", &DecisionRow::margin},
+      {"difference", "1", "Difference of this element between the executions", &DecisionRow::difference},
+      {"explained", "1", "Whether margin and difference account for the flip", &DecisionRow::explained},
+      {"root", "1", "Whether no earlier flip lies in its causal past", &DecisionRow::root},
+      {"detail", "", "The two decisions", &DecisionRow::detail},
+  };
+  return list;
+}
+
+template <>
+std::span<const Column<DriftRow>> columns() {
+  static constexpr Column<DriftRow> list[] = {
+      {"request", "1", "Request, from 0", &DriftRow::request},
+      {"row", "1", "Logits row: 0 after the prompt, j + 1 after feeding token j", &DriftRow::row},
+      {"position", "1", "Absolute position whose hidden state the row is read from", &DriftRow::position},
+      {"kl", "1", "KL(dense || case) in nats", &DriftRow::kl},
+      {"same_top1", "1", "Whether the top-1 token is that of dense", &DriftRow::same_top1},
+      {"top1_probability_change", "1", "Probability of the dense top-1 token, case minus dense", &DriftRow::top1_probability_change},
+  };
+  return list;
+}
+
+template <>
+std::span<const Column<DriftSummaryRow>> columns() {
+  static constexpr Column<DriftSummaryRow> list[] = {
+      {"metric", "", "Metric", &DriftSummaryRow::metric},
+      {"scope", "", "Rows it covers: first_token, continuation, all", &DriftSummaryRow::scope},
+      {"value", "1", "Value; KL in nats, bits_per_byte in bits, others as fractions", &DriftSummaryRow::value},
+      {"low", "1", "Lower end of the 95 % interval", &DriftSummaryRow::low},
+      {"high", "1", "Upper end of the 95 % interval", &DriftSummaryRow::high},
+      {"samples", "1", "Independent values behind it", &DriftSummaryRow::samples},
+      {"method", "", "How the interval was obtained", &DriftSummaryRow::method},
+  };
+  return list;
+}
+
+template <>
+std::span<const Column<AcceptanceRow>> columns() {
+  static constexpr Column<AcceptanceRow> list[] = {
+      {"draft_position", "1", "Position in the draft, from 0", &AcceptanceRow::draft_position},
+      {"drafted", "1", "Tokens drafted at this position", &AcceptanceRow::drafted},
+      {"accepted", "1", "Drafted tokens accepted at this position", &AcceptanceRow::accepted},
+      {"rounds_emitting_this_many", "1", "Rounds that emitted draft_position + 1 tokens", &AcceptanceRow::rounds_emitting_this_many},
+      {"verifier_serial_divergences", "1", "Tokens emitted here that differ from serial execution", &AcceptanceRow::verifier_serial_divergences},
+  };
+  return list;
+}
+
+template <>
+std::span<const Column<MemoryRow>> columns() {
+  static constexpr Column<MemoryRow> list[] = {
+      {"category", "", "Memory category", &MemoryRow::category},
+      {"phase", "", "steady or peak", &MemoryRow::phase},
+      {"source", "", "predicted by the accounting model, or measured from the allocator", &MemoryRow::source},
+      {"logical_bytes", "byte", "Bytes that carry information", &MemoryRow::logical_bytes},
+      {"physical_bytes", "byte", "Bytes taken, padding and page granularity included", &MemoryRow::physical_bytes},
+  };
+  return list;
+}
+
+template <>
+std::span<const Column<TimingRow>> columns() {
+  static constexpr Column<TimingRow> list[] = {
+      {"phase", "", "What was timed", &TimingRow::phase},
+      {"repetition", "1", "Repetition, from 0", &TimingRow::repetition},
+      {"seconds", "s", "Wall time", &TimingRow::seconds},
+  };
+  return list;
+}
+
+}  // namespace loopgauge::harness
