@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "models/fault.hpp"
+#include "optimized/kv/kv_layout.hpp"
+
+namespace loopgauge::optimized {
+
+inline constexpr int kPrefillTileRows = 64;
+
+// Query rows row_begin..row_begin + row_count of one request, ascending positions.
+struct PrefillSegment {
+  std::int32_t request = 0;
+  std::int32_t loop = 1;
+  std::int32_t encoded_frontier = 0;   // multiple of 64; positions below are read encoded (`streaming`: the start of the rows' window), else 0
+  std::int32_t row_begin = 0;          // index into q, positions and output
+  std::int32_t row_count = 0;
+};
+using PrefillTile = PrefillSegment;    // at most kPrefillTileRows rows
+
+// Cuts segments into tiles, longest history last; the result does not depend on the cut.
+std::vector<PrefillTile> make_prefill_tiles(std::span<const PrefillSegment> segments);
+
+struct AttentionPrefillArguments {
+  KvView kv;
+  int layer = 0;
+  const __nv_bfloat16* q = nullptr;           // [rows, heads, head_dim] after RoPE, rows q_row_stride elements apart
+  std::int64_t q_row_stride = 0;              // >= heads * head_dim
+  const std::int32_t* positions = nullptr;    // [rows] absolute position of each row; negative: padding, its output is not written
+  const PrefillTile* tiles = nullptr;         // [tile_count]
+  int tile_count = 0;
+  __nv_bfloat16* output = nullptr;            // [rows, heads * head_dim]
+  Fault fault = Fault::none;
+};
+
+// Specification clause and reference counterpart: SPEC.md "Token-sparse prefill" (each active query attends to every causal position of
+//   the logical plane r, inherited rows included), "Model arithmetic" (scores, softmax, PV); reference/ops/attention.
+// Shapes and layouts: above; K/V as kv_layout.hpp. The rows' own K/V of `loop` are already in their pages and marked active.
+// Requires: head_dim 64 or 128; q, output 16-byte aligned, strides multiples of 8; rows of a segment ascending. All pointers device memory.
+// Numerics: products of BF16 exact, FP32 accumulation on tensor cores; online FP32 softmax; probabilities enter PV as BF16 high + low
+//   parts (relative error 2^-17), reconstructed K/V likewise; division in FP32, one rounding to BF16.
+// Determinism: key blocks of 64 absolute positions ascending; a row's bits depend on nothing but the row and its request's K/V.
+// Launch: (tiles, heads) CTAs of 128 threads, a warp owns 16 rows; 32 KiB (64 KiB with encoded history) + Q tile of shared memory.
+// Traffic: per tile and head, K and V of every position up to the tile's last one, once.
+void attention_prefill(const AttentionPrefillArguments& arguments, cudaStream_t stream);
+
+}  // namespace loopgauge::optimized

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "models/fault.hpp"
+#include "optimized/kv/kv_cache.hpp"
+#include "optimized/kv/kv_layout.hpp"
+
+namespace loopgauge::optimized {
+
+struct ResidualEncodeArguments {
+  KvView kv;                               // tables uploaded after prepare_encode
+  const EncodeTask* tasks = nullptr;       // [task_count], device memory, different blocks (or one task per block)
+  int task_count = 0;
+  std::uint64_t* numeric_fault = nullptr;  // lowered when a group cannot be encoded
+  Fault fault = Fault::none;
+};
+
+// Specification clause and reference counterpart: SPEC.md "KV base and residual quantization": the group codec and the chain
+//   X_hat[1] = dec(enc(X[1])), X_hat[r] = X_hat[r-1] + dec(enc(X[r] - X_hat[r-1])); reference/kv/residual_codec.
+// Shapes and layouts: reads BF16 planes loop_first..loop_last of the tasks' rows (and the block's earlier streams), writes payload and
+//   parameters of those streams, all layers and heads.
+// Requires: head_dim 64 or 128; planes resident for the rows active at their loop; streams below loop_first already encoded.
+// Numerics: byte-exact with the reference: IEEE subtraction, division, multiplication, addition, round-half-even, no contraction.
+// Determinism: exact.
+// Launch: (task, layer, K|V x head) CTAs of 128 threads; one launch for all.
+// Traffic: BF16 rows once, payload and parameters once, earlier streams of the chain re-read from L2.
+void residual_encode(const ResidualEncodeArguments& arguments, cudaStream_t stream);
+
+// Logical K or V rows as a reader sees them, in FP32: for dumps and tests, not for attention.
+struct KvGatherArguments {
+  KvView kv;
+  int layer = 0;
+  int loop = 1;                            // logical plane
+  int request = 0;                         // slot
+  int encoded_frontier = 0;
+  int begin = 0, end = 0;                  // positions
+  float* k = nullptr;                      // [heads, end - begin, head_dim]
+  float* v = nullptr;
+};
+// Specification clause and reference counterpart: SPEC.md "Terms" (LAST_EXITED), "KV base and residual quantization" (X_hat in FP32).
+// Shapes and layouts: above. Requires: head_dim 64 or 128. Numerics: exact (BF16 widened; X_hat bit-identical with the reference).
+// Determinism: exact. Launch: (positions, heads) CTAs of head_dim threads. Traffic: the rows read once, FP32 rows written.
+void kv_gather(const KvGatherArguments& arguments, cudaStream_t stream);
+
+}  // namespace loopgauge::optimized
