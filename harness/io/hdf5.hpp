@@ -81,6 +81,9 @@ class Object {
   void set_attribute(const std::string& name, std::span<const double> values) const;
   void set_attribute(const std::string& name, std::span<const std::string> values) const;
 
+  // Throws naming the first attribute that is not listed.
+  void allow_only_attributes(std::span<const std::string_view> attributes) const;
+
   // The FileError to throw about this object: "<file>: <path>: <what>".
   [[noreturn]] void fail(const std::string& what) const;
 

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "harness/io/atomic_output.hpp"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <string>
+#include <utility>
+
+#include "models/error.hpp"
+
+namespace loopgauge::harness {
+namespace fs = std::filesystem;
+namespace {
+
+std::string reason(int error) { return std::strerror(error); }
+
+void flush_to_device(const fs::path& path, int flags) {
+  const int descriptor = ::open(path.c_str(), flags | O_CLOEXEC);
+  if (descriptor < 0) throw FileError(path.string() + ": cannot be opened to flush it: " + reason(errno));
+  const int status = ::fsync(descriptor);
+  const int error = errno;
+  ::close(descriptor);
+  // Some file systems cannot flush a folder (EINVAL); the rename is then as durable as they make it.
+  if (status != 0 && error != EINVAL) throw FileError(path.string() + ": cannot be flushed to its device: " + reason(error));
+}
+
+FileError exists_error(const fs::path& destination) {
+  return FileError(destination.string() + ": exists already; remove it, choose another name or pass --force to replace it");
+}
+
+void rename_without_replacing(const fs::path& from, const fs::path& to) {
+  if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) == 0) return;
+  if (errno == EEXIST) throw exists_error(to);
+  if (errno != EINVAL && errno != ENOSYS) throw FileError(to.string() + ": cannot be created: " + reason(errno));
+  // File systems without RENAME_NOREPLACE: a check and a rename, with the small gap that implies.
+  if (fs::exists(to)) throw exists_error(to);
+  if (::rename(from.c_str(), to.c_str()) != 0) throw FileError(to.string() + ": cannot be created: " + reason(errno));
+}
+
+}  // namespace
+
+AtomicOutput::AtomicOutput(fs::path destination, IfExists if_exists) : destination_(std::move(destination)), if_exists_(if_exists) {
+  std::error_code ignored;
+  // A symbolic link stays a link: its target is replaced.
+  if (fs::is_symlink(destination_, ignored)) destination_ = fs::weakly_canonical(destination_, ignored);
+  if (!destination_.has_filename()) throw FileError("\"" + destination_.string() + "\" is not a file name to write to");
+  const fs::file_status status = fs::status(destination_, ignored);
+  if (fs::exists(status) && !fs::is_regular_file(status)) {
+    throw FileError(destination_.string() + ": is not a regular file, so it cannot be replaced as a whole; write to a file name");
+  }
+  if (fs::exists(status) && if_exists_ == IfExists::refuse) throw exists_error(destination_);
+
+  const fs::path folder = destination_.has_parent_path() ? destination_.parent_path() : fs::path(".");
+  if (!fs::is_directory(folder, ignored))
+    throw FileError(folder.string() + ": is not a folder; create it before writing " + destination_.string());
+  static std::atomic<unsigned> counter{0};
+  temporary_ =
+      folder / ("." + destination_.filename().string() + ".partial-" + std::to_string(::getpid()) + "-" + std::to_string(counter++));
+  const int descriptor = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  if (descriptor < 0) {
+    const int error = errno;
+    temporary_.clear();
+    throw FileError(destination_.string() + ": its folder does not accept new files: " + reason(error));
+  }
+  ::close(descriptor);
+}
+
+AtomicOutput::~AtomicOutput() {
+  if (!committed_ && !temporary_.empty()) ::unlink(temporary_.c_str());
+}
+
+void AtomicOutput::commit() {
+  flush_to_device(temporary_, O_RDONLY);
+  if (if_exists_ == IfExists::refuse) {
+    rename_without_replacing(temporary_, destination_);
+  } else if (::rename(temporary_.c_str(), destination_.c_str()) != 0) {
+    throw FileError(destination_.string() + ": cannot be replaced: " + reason(errno));
+  }
+  committed_ = true;
+  flush_to_device(destination_.has_parent_path() ? destination_.parent_path() : fs::path("."), O_RDONLY | O_DIRECTORY);
+}
+
+void write_text_file(const fs::path& destination, std::string_view text, IfExists if_exists) {
+  AtomicOutput output(destination, if_exists);
+  std::ofstream stream(output.temporary(), std::ios::binary);
+  stream.write(text.data(), static_cast<std::streamsize>(text.size()));
+  stream.close();
+  if (!stream) throw FileError(destination.string() + ": writing failed, is the device full?");
+  output.commit();
+}
+
+}  // namespace loopgauge::harness
