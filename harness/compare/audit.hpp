@@ -2,9 +2,9 @@
 // Re-checks one record against the specification from what the record itself holds, by plain double-precision arithmetic and integer rules
 // written apart from both executors. It needs no second run, so it finds faults that two executors sharing a mistake would hide.
 //
-// What it can and cannot see: everything discrete (selections, budgets, frontiers, blocks, streams, exits, inheritance, tokens), every value
-// that follows from recorded values (scores, gate, logits, the decode chain of quantized K/V) and the K/V of layer 0, which follow from the
-// recorded hidden rows. Attention and the other layers are not recomputed: comparing two executors covers those.
+// What it can and cannot see: everything discrete (selections, budgets, frontiers, blocks, streams, exits, inheritance, tokens), every
+// value that follows from recorded values (scores, gate, logits, the decode chain of quantized K/V) and the K/V of layer 0, which follow
+// from the recorded hidden rows. Attention and the other layers are not recomputed: comparing two executors covers those.
 #pragma once
 
 #include <cstdint>
@@ -21,9 +21,9 @@
 namespace loopgauge::harness {
 
 struct AuditRule {
-  std::string_view name;         // stable word, such as "inherited_hidden"
-  std::string_view clause;       // clause of models/SPEC.md
-  std::string_view statement;    // what must hold, one sentence
+  std::string_view name;       // stable word, such as "inherited_hidden"
+  std::string_view clause;     // clause of models/SPEC.md
+  std::string_view statement;  // what must hold, one sentence
 };
 std::span<const AuditRule> audit_rules();
 
@@ -32,25 +32,25 @@ struct AuditFinding {
   std::string_view rule;
   std::string_view clause;
   int request = 0;
-  int loop = 0;                  // 1..4; 0: not of one loop
+  int loop = 0;  // 1..4; 0: not of one loop
   int layer = -1;
-  int position = -1;             // absolute token position; -1: none
+  int position = -1;  // absolute token position; -1: none
   int head = -1;
   std::int64_t element = -1;
   double expected = 0.0, actual = 0.0;
-  double bound = 0.0;            // allowed |expected - actual|; 0: exact
-  std::int64_t count = 1;        // violations of this rule here
-  std::string text;              // one sentence with the values
+  double bound = 0.0;      // allowed |expected - actual|; 0: exact
+  std::int64_t count = 1;  // violations of this rule here
+  std::string text;        // one sentence with the values
 };
 
 struct AuditCoverage {
   std::string_view rule;
-  std::int64_t checks = 0;       // 0: the record holds nothing that this rule applies to
+  std::int64_t checks = 0;  // 0: the record holds nothing that this rule applies to
 };
 
 struct AuditResult {
   std::vector<AuditFinding> findings;
-  std::vector<AuditCoverage> coverage;   // every rule, in the order of audit_rules()
+  std::vector<AuditCoverage> coverage;  // every rule, in the order of audit_rules()
   bool clean() const { return findings.empty(); }
 };
 

@@ -30,59 +30,59 @@ std::string_view to_string(Uncertainty kind);
 
 struct Estimate {
   double value = 0.0;
-  double low = 0.0, high = 0.0;        // 95 % interval; equal to value where kind == none
+  double low = 0.0, high = 0.0;  // 95 % interval; equal to value where kind == none
   Uncertainty kind = Uncertainty::none;
 };
 
 struct RowDrift {
   int request = 0;
-  int row = 0;                         // logits row
-  double kl = 0.0;                     // KL(dense || candidate), nats
+  int row = 0;      // logits row
+  double kl = 0.0;  // KL(dense || candidate), nats
   bool same_top1 = true;
   double top1_probability_change = 0.0;  // p_candidate - p_dense of the dense argmax token
 };
 
 struct RowSummary {
   std::int64_t rows = 0;
-  Estimate kl_mean;                              // nats
-  std::array<Estimate, 5> kl_percentiles;        // in the order of kPercentiles; the last is the maximum
-  Estimate same_top1;                            // rate
-  Estimate top1_probability_change;              // mean of the absolute change
+  Estimate kl_mean;                        // nats
+  std::array<Estimate, 5> kl_percentiles;  // in the order of kPercentiles; the last is the maximum
+  Estimate same_top1;                      // rate
+  Estimate top1_probability_change;        // mean of the absolute change
 };
 
 struct Likelihood {
-  std::int64_t tokens = 0;             // next tokens scored: the known continuation under every compared row
-  Estimate perplexity;                 // exp of the mean negative log-likelihood
+  std::int64_t tokens = 0;                // next tokens scored: the known continuation under every compared row
+  Estimate perplexity;                    // exp of the mean negative log-likelihood
   std::optional<Estimate> bits_per_byte;  // byte-level models only: negative log2-likelihood per byte token
 };
 
 struct TaskAccuracy {
-  std::int64_t answers = 0;            // maximal runs of ones in answer_mask
-  std::int64_t dense_correct = 0, candidate_correct = 0;   // every token of the answer is the argmax under teacher forcing
-  Estimate dense, candidate;           // rates
+  std::int64_t answers = 0;                               // maximal runs of ones in answer_mask
+  std::int64_t dense_correct = 0, candidate_correct = 0;  // every token of the answer is the argmax under teacher forcing
+  Estimate dense, candidate;                              // rates
 };
 
 struct DriftOptions {
-  bool byte_level = false;             // token ids below 256 are bytes
-  std::uint64_t seed = 20240229;       // of the bootstrap; a fixed seed makes a report reproducible
+  bool byte_level = false;        // token ids below 256 are bytes
+  std::uint64_t seed = 20240229;  // of the bootstrap; a fixed seed makes a report reproducible
   int resamples = 1000;
-  int block = 8;                       // consecutive rows that are resampled together
+  int block = 8;  // consecutive rows that are resampled together
 };
 
 struct Drift {
-  std::vector<RowDrift> rows;          // by request, then row
-  std::int64_t rows_left_out = 0;      // rows after the first token in which the two runs differ (free runs only)
-  RowSummary first_token;              // row 0 of every request
-  RowSummary continuation;             // rows 1..
+  std::vector<RowDrift> rows;      // by request, then row
+  std::int64_t rows_left_out = 0;  // rows after the first token in which the two runs differ (free runs only)
+  RowSummary first_token;          // row 0 of every request
+  RowSummary continuation;         // rows 1..
   Likelihood dense, candidate;
-  std::optional<TaskAccuracy> task;    // traces with an answer_mask
+  std::optional<TaskAccuracy> task;  // traces with an answer_mask
 };
 
 // Both records must hold logits of the same trace. Throws InternalError when requests or vocabularies differ or logits are absent.
 Drift measure_drift(const RunRecord& dense, const RunRecord& candidate, const Trace& trace, const DriftOptions& options = {});
 
 // Building blocks, exposed for the tests and for tables of other distances.
-double kl_divergence(std::span<const float> logits_p, std::span<const float> logits_q);   // KL(softmax(p) || softmax(q)), nats
+double kl_divergence(std::span<const float> logits_p, std::span<const float> logits_q);  // KL(softmax(p) || softmax(q)), nats
 std::int32_t argmax_lowest_id(std::span<const float> logits);
 Estimate wilson_interval(std::int64_t successes, std::int64_t trials);
 

@@ -14,17 +14,17 @@ namespace loopgauge::harness {
 inline constexpr std::array<double, 5> kPercentiles{0.50, 0.90, 0.99, 0.999, 1.0};
 
 struct ErrorStats {
-  std::int64_t count = 0;                    // elements on both sides
-  std::int64_t different = 0;                // elements that are not the same number (bits; two NaNs are equal whatever their payload)
+  std::int64_t count = 0;      // elements on both sides
+  std::int64_t different = 0;  // elements that are not the same number (bits; two NaNs are equal whatever their payload)
   std::int64_t expected_nan = 0, actual_nan = 0;
   std::int64_t expected_inf = 0, actual_inf = 0;
   // Over the pairs in which both sides are finite:
   double max_abs = 0.0;
-  std::int64_t max_abs_index = -1;           // flat row-major index; -1: no finite pair
-  std::uint64_t max_ulp = 0;                 // in units of `format`
+  std::int64_t max_abs_index = -1;  // flat row-major index; -1: no finite pair
+  std::uint64_t max_ulp = 0;        // in units of `format`
   std::int64_t max_ulp_index = -1;
   double rms = 0.0;
-  std::array<double, 5> abs_percentiles{};   // of |expected - actual|, in the order of kPercentiles
+  std::array<double, 5> abs_percentiles{};  // of |expected - actual|, in the order of kPercentiles
   UlpFormat format = UlpFormat::float32;
 };
 

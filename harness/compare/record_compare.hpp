@@ -25,19 +25,19 @@ std::string_view to_string(RecordGroup group);
 // A place where two records differ. Unused coordinates are -1 (loop: 0).
 struct Divergence {
   RecordGroup group = RecordGroup::tokens;
-  std::string tensor;                  // path as in a dump file, such as "requests/0/hidden/loop3"
+  std::string tensor;  // path as in a dump file, such as "requests/0/hidden/loop3"
   int request = 0;
-  int loop = 0;                        // 1..4
+  int loop = 0;  // 1..4
   int layer = -1;
-  int position = -1;                   // absolute token position of the row
+  int position = -1;  // absolute token position of the row
   int head = -1;
-  std::int64_t element = -1;           // index within the innermost row
+  std::int64_t element = -1;  // index within the innermost row
   double expected = 0.0, actual = 0.0;
-  std::uint64_t ulps = 0;              // in the unit of `format`; kNoUlpDistance where it has no meaning (integers, non-finite, shapes)
+  std::uint64_t ulps = 0;  // in the unit of `format`; kNoUlpDistance where it has no meaning (integers, non-finite, shapes)
   UlpFormat format = UlpFormat::float32;
-  std::string note;                    // filled when the difference is of shape or length: "shape [4, 8], expected [4, 7]"
+  std::string note;  // filled when the difference is of shape or length: "shape [4, 8], expected [4, 7]"
 
-  std::string text() const;            // one line naming everything above
+  std::string text() const;  // one line naming everything above
 };
 
 enum class GroupStatus { equal, different, only_expected, only_actual, absent };
@@ -46,17 +46,17 @@ std::string_view to_string(GroupStatus status);
 struct GroupComparison {
   RecordGroup group = RecordGroup::tokens;
   GroupStatus status = GroupStatus::absent;
-  std::int64_t compared = 0;           // elements looked at
-  std::int64_t different = 0;          // of these; a difference of shape or length counts as one
-  std::optional<Divergence> first;     // earliest in causal order, of the first request that differs
+  std::int64_t compared = 0;        // elements looked at
+  std::int64_t different = 0;       // of these; a difference of shape or length counts as one
+  std::optional<Divergence> first;  // earliest in causal order, of the first request that differs
 };
 
 struct RecordComparison {
-  std::vector<GroupComparison> groups;               // one per RecordGroup, in its order
-  std::vector<std::optional<Divergence>> requests;   // earliest divergence of each request
-  std::optional<Divergence> first;                   // of the first request that has one
+  std::vector<GroupComparison> groups;              // one per RecordGroup, in its order
+  std::vector<std::optional<Divergence>> requests;  // earliest divergence of each request
+  std::optional<Divergence> first;                  // of the first request that has one
 
-  bool identical() const;    // something was compared, nothing differs and neither side lacks a group that the other has
+  bool identical() const;  // something was compared, nothing differs and neither side lacks a group that the other has
   std::int64_t different() const;
 };
 
@@ -65,7 +65,8 @@ struct RecordComparison {
 RecordComparison compare_records(const RunRecord& expected, const RunRecord& actual, int window);
 
 // Element statistics of one group of one request over the common shape, for error tables: `loop` 1..4 selects the plane for hidden, scores
-// and kv (K and V of all layers together), and is ignored elsewhere. Groups of integers have no statistics: nullopt, also where a side lacks it.
+// and kv (K and V of all layers together), and is ignored elsewhere. Groups of integers have no statistics: nullopt, also where a side
+// lacks it.
 std::optional<ErrorStats> group_error_stats(const RequestRecord& expected, const RequestRecord& actual, RecordGroup group, int loop,
                                             UlpFormat format = UlpFormat::float32);
 
