@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "harness/sweep/case_runner.hpp"
+
+#include <chrono>
+#include <functional>
+#include <new>
+#include <span>
+#include <utility>
+
+#include "harness/interrupt.hpp"
+#include "harness/io/digest.hpp"
+#include "harness/planner/planner.hpp"
+#include "models/error.hpp"
+
+namespace loopgauge::harness {
+
+namespace {
+
+// Counts what it is shown: proof that taps were attached and called.
+class CountingTap : public Tap {
+ public:
+  void record(const TapPoint&, std::span<const float> values) override {
+    ++rows_;
+    values_ += static_cast<std::int64_t>(values.size());
+  }
+  std::int64_t rows() const { return rows_; }
+  std::int64_t values() const { return values_; }
+
+ private:
+  std::int64_t rows_ = 0;
+  std::int64_t values_ = 0;
+};
+
+bool is_dense(const AlgorithmConfig& config) { return settings_text(config) == settings_text(AlgorithmConfig{}); }
+
+Case with_mode(const Case& value, std::string_view mode) {
+  Case result = value;
+  result.mode = parse_mode(mode);
+  return result;
+}
+
+// Every legal plan gives the same bits with Q off or serial_aligned (SPEC.md, "Execution modes").
+bool plans_agree(const EffectiveConfig& config) {
+  return !config.q().enabled || config.q().timing == EncodingTiming::serial_aligned;
+}
+
+// What is kept of a dense run: enough for drift.
+RunRecord logits_only(const RunRecord& record) {
+  RunRecord kept;
+  kept.mode = record.mode;
+  kept.executor = record.executor;
+  kept.profile = record.profile;
+  kept.model_sha256 = record.model_sha256;
+  kept.trace = record.trace;
+  kept.config_json = record.config_json;
+  for (const RequestRecord& request : record.requests) {
+    RequestRecord logits;
+    logits.prompt_length = request.prompt_length;
+    logits.fed = request.fed;
+    logits.tokens = request.tokens;
+    logits.logits = request.logits;
+    logits.exit_depths = request.exit_depths;
+    logits.encoded_frontier = request.encoded_frontier;
+    kept.requests.push_back(std::move(logits));
+  }
+  return kept;
+}
+
+// Runs `work`; what it throws becomes the row's status.
+void guarded(CaseResult& row, const std::function<void()>& work) {
+  const auto settle = [&](CaseStatus status, const std::string& reason) {
+    row.status = status;
+    row.reason = reason;
+  };
+  try {
+    work();
+  } catch (const Interrupted&) {
+    throw;
+  } catch (const NumericError& error) {
+    settle(CaseStatus::failed, error.what());
+  } catch (const UnsupportedError& error) {
+    settle(CaseStatus::not_run, error.what());
+  } catch (const std::bad_alloc&) {
+    settle(CaseStatus::error, "out of memory");
+  } catch (const std::exception& error) {
+    settle(CaseStatus::error, error.what());
+  }
+}
+
+void set_time(CaseResult& row, double seconds) {
+  row.seconds = seconds;
+  row.timings = {{"run", 0, seconds}};
+}
+
+}  // namespace
+
+CaseRunner::CaseRunner(Executor& executor, const Checkpoint& checkpoint, CaseRunnerOptions options)
+    : executor_(executor), checkpoint_(checkpoint), options_(std::move(options)) {}
+
+EffectiveConfig CaseRunner::resolve(const Case& value) const { return EffectiveConfig::resolve(value.config, checkpoint_.config); }
+
+void CaseRunner::enter_trace(const Trace& trace) {
+  if (trace_ == &trace) return;
+  trace_ = &trace;
+  dense_.reset();
+  serial_rows_.clear();
+}
+
+CaseRunner::Run CaseRunner::run(const Case& value, const Trace& trace, const RunOptions& options) {
+  const EffectiveConfig config = resolve(value);
+  const Plan plan = make_plan(value.mode, trace, config);
+  const auto start = std::chrono::steady_clock::now();
+  executor_.begin(trace, config, options);
+  for (const Submission& submission : plan.submissions) {
+    throw_if_interrupted();
+    executor_.submit(submission);
+  }
+  Run result;
+  result.record = executor_.finish();
+  result.record.mode = plan.mode;
+  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return result;
+}
+
+CaseRunner::Run CaseRunner::run_all_groups(const Case& value, const Trace& trace) {
+  RunOptions options;
+  options.record = RecordGroups::all();
+  Run result = run(value, trace, options);
+  result.digests = digests(result.record);
+  return result;
+}
+
+const RunRecord& CaseRunner::dense_baseline(const Trace& trace) {
+  if (!dense_) {
+    Case dense;
+    dense.trace = trace.name;
+    RunOptions options;
+    dense_ = run(dense, trace, options).record;
+  }
+  return *dense_;
+}
+
+void CaseRunner::judge_record(const Case& value, const Trace& trace, const RunRecord& record, CaseResult& row) {
+  const EffectiveConfig config = resolve(value);
+  row.checks.push_back(audit_check(audit(record, trace, config, checkpoint_, options_.audit)));
+  if (is_dense(value.config) && !dense_) dense_ = logits_only(record);
+  set_drift(row, measure_drift(dense_baseline(trace), record, trace, options_.drift), trace);
+  set_memory(row, predict_memory(checkpoint_.config, config, memory_input(record)));
+}
+
+const CaseResult& CaseRunner::serial_row(const Case& value, const Trace& trace, const Report& finished, const std::string& executor_column) {
+  const Case serial = with_mode(value, "serial");
+  const std::string id = case_id(serial);
+  for (const CaseResult& row : finished.cases) {
+    const bool judged = row.status == CaseStatus::passed || row.status == CaseStatus::failed;
+    if (row.id == id && row.executor == executor_column && judged && !row.digests.empty()) return row;
+  }
+  auto found = serial_rows_.find(id);
+  if (found == serial_rows_.end()) {
+    CaseResult row;
+    const Run serial_run = run_all_groups(serial, trace);
+    row.digests = digest_rows(serial_run.digests);
+    judge_record(serial, trace, serial_run.record, row);
+    found = serial_rows_.emplace(id, std::move(row)).first;
+  }
+  return found->second;
+}
+
+CheckRow CaseRunner::compare_with_serial(const Case& value, const Trace& trace, const Run& actual, const CaseResult& serial) {
+  const std::string expected = digest_of(serial, "all");
+  if (actual.digests.at("all") == expected) return passed_check(kEqualsSerialCheck, "digest " + expected);
+  const Run again = run_all_groups(with_mode(value, "serial"), trace);
+  if (again.digests.at("all") != expected) {
+    return failed_check(kEqualsSerialCheck, "bits differ from the serial plan, and two serial runs differ from each other");
+  }
+  return failed_check(kEqualsSerialCheck,
+                      "bits differ from the serial plan: " + divergence_text(compare_records(again.record, actual.record, resolve(value).window())));
+}
+
+CheckRow CaseRunner::repeat_with_taps(const Case& value, const Trace& trace, const Run& first) {
+  CountingTap tap;
+  RunOptions options;
+  options.record = RecordGroups::all();
+  options.tap = &tap;
+  const Run tapped = run(value, trace, options);
+  const int window = resolve(value).window();
+  if (digests(tapped.record) != first.digests) {
+    const Run untapped = run_all_groups(value, trace);
+    const bool repeatable = untapped.digests == first.digests;
+    const RunRecord& other = repeatable ? tapped.record : untapped.record;
+    return failed_check(kRepeatWithTapsCheck, (repeatable ? "attaching taps changes the result: " : "two runs of the case differ: ") +
+                                                  divergence_text(compare_records(first.record, other, window)));
+  }
+  if (tap.rows() == 0) return not_run_check(kRepeatWithTapsCheck, "the executor reported nothing to the tap");
+  return passed_check(kRepeatWithTapsCheck,
+                      "same bits with " + std::to_string(tap.rows()) + " rows (" + std::to_string(tap.values()) + " values) tapped");
+}
+
+void CaseRunner::judge(const Case& value, const Trace& trace, const Report& finished, CaseResult& row) {
+  enter_trace(trace);
+  guarded(row, [&] { judge_or_throw(value, trace, finished, row); });
+}
+
+void CaseRunner::judge_or_throw(const Case& value, const Trace& trace, const Report& finished, CaseResult& row) {
+  const Run actual = run_all_groups(value, trace);
+  row.digests = digest_rows(actual.digests);
+  set_time(row, actual.seconds);
+
+  bool judged = false;
+  if (value.mode.name != "serial") {
+    if (!plans_agree(resolve(value))) {
+      row.checks.push_back(skipped_check(kEqualsSerialCheck, "execution_dependent timing promises no equality between plans"));
+    } else {
+      const CaseResult& serial = serial_row(value, trace, finished, row.executor);
+      row.checks.push_back(compare_with_serial(value, trace, actual, serial));
+      if (row.checks.back().status == "passed") {
+        // The same bits have the same audit, drift and memory.
+        for (const CheckRow& check : serial.checks) {
+          if (check.name == kAuditCheck) row.checks.push_back(check);
+        }
+        row.drift = serial.drift;
+        row.drift_summary = serial.drift_summary;
+        row.memory = serial.memory;
+        row.same_top1 = serial.same_top1;
+        row.kl_mean = serial.kl_mean;
+        row.kl_max = serial.kl_max;
+        row.first_token_kl = serial.first_token_kl;
+        row.bits_per_byte = serial.bits_per_byte;
+        row.task_accuracy = serial.task_accuracy;
+        row.memory_ratio = serial.memory_ratio;
+        judged = true;
+      }
+    }
+  }
+  if (!judged) judge_record(value, trace, actual.record, row);
+  if (options_.repeat_with_taps) row.checks.push_back(repeat_with_taps(value, trace, actual));
+  decide(row);
+}
+
+void CaseRunner::judge_mutant(const Case& value, const Trace& trace, Fault fault, CaseResult& clean_row, CaseResult& mutant_row) {
+  enter_trace(trace);
+  std::optional<Run> clean;
+  guarded(clean_row, [&] {
+    clean = run_all_groups(value, trace);
+    clean_row.digests = digest_rows(clean->digests);
+    set_time(clean_row, clean->seconds);
+    clean_row.checks.push_back(audit_check(audit(clean->record, trace, resolve(value), checkpoint_, options_.audit)));
+    decide(clean_row);
+  });
+  if (!clean) {
+    mutant_row.status = CaseStatus::not_run;
+    mutant_row.reason = "the clean run did not finish: " + clean_row.reason;
+    return;
+  }
+  guarded(mutant_row, [&] { judge_mutant_or_throw(value, trace, fault, clean->record, mutant_row); });
+}
+
+void CaseRunner::judge_mutant_or_throw(const Case& value, const Trace& trace, Fault fault, const RunRecord& clean, CaseResult& row) {
+  RunOptions options;
+  options.record = RecordGroups::all();
+  options.fault = fault;
+  const Run mutant = run(value, trace, options);
+  row.digests = digest_rows(digests(mutant.record));
+  set_time(row, mutant.seconds);
+  const EffectiveConfig config = resolve(value);
+  row.checks.push_back(audit_check(audit(mutant.record, trace, config, checkpoint_, options_.audit)));
+  const RecordComparison comparison = compare_records(clean, mutant.record, config.window());
+  row.checks.push_back(comparison.identical() ? passed_check(kEqualsCleanCheck, "the fault changes nothing in this case")
+                                              : failed_check(kEqualsCleanCheck, divergence_text(comparison)));
+  decide(row);
+}
+
+}  // namespace loopgauge::harness

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// The sweep: which rows a request has, and the loop that fills them. No files and no terminal here, so that it runs under test.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "harness/case.hpp"
+#include "harness/report/report.hpp"
+#include "harness/sweep/case_runner.hpp"
+#include "models/checkpoint.hpp"
+#include "models/executor.hpp"
+#include "models/fault.hpp"
+#include "models/trace.hpp"
+
+namespace loopgauge::harness {
+
+enum class ExecutorChoice { reference, optimized, both };
+std::string_view to_string(ExecutorChoice choice);
+ExecutorChoice parse_executor_choice(std::string_view text);  // throws ConfigError
+
+struct SweepCase {
+  std::int64_t ordinal = 0;               // index in the unsharded request
+  Case value;
+};
+
+struct SweepRequest {
+  std::string set;                        // name of the set, or "traces"
+  std::vector<Trace> traces;
+  std::vector<SweepCase> cases;           // the whole request, in the order of enumerate_cases
+  ExecutorChoice executors = ExecutorChoice::both;
+  Fault mutant = Fault::none;
+  CaseRunnerOptions runner;
+};
+
+// The cases of `traces` that match one of `filters` (none: all). Throws ConfigError when nothing matches, TraceError for a trace that
+// does not fit the model, ConfigError for a configuration that the model cannot have: before anything runs.
+std::vector<SweepCase> requested_cases(const std::vector<Trace>& traces, const std::vector<std::string>& filters, const ModelConfig& model);
+
+// Identity of the whole request: what runs, on what tokens.
+std::string request_sha256(const SweepRequest& request, const ModelConfig& model);
+
+// The part of the request that one shard runs. Cases of one setting and trace stay together, whatever their mode, because they share runs.
+std::vector<SweepCase> shard_cases(const std::vector<SweepCase>& cases, const Shard& shard);
+
+// Which executors can run. `optimized` may be null, then `device` says why.
+struct SweepExecutors {
+  Executor* reference = nullptr;
+  Executor* optimized = nullptr;
+  std::string device;
+};
+
+// One row per case and column, none of them reached yet; the optimized column without a device is final: not_run with the reason.
+// With a mutant the columns are the clean reference and the mutant, and cases whose switches the fault needs are the only ones.
+std::vector<CaseResult> planned_rows(const SweepRequest& request, const std::vector<SweepCase>& cases, const SweepExecutors& executors,
+                                     const ModelConfig& model);
+
+// Called after every case; `done` and `total` count rows. Returning false ends the sweep early.
+using AfterCase = std::function<bool(const Report& report, std::int64_t done, std::int64_t total)>;
+// Called before every case.
+using BeforeCase = std::function<void(const CaseResult& row, std::int64_t done, std::int64_t total)>;
+
+// Runs every row of `report` that was not reached yet, in order. Throws Interrupted; the report then holds what was finished.
+void run_sweep(const SweepRequest& request, const SweepExecutors& executors, const Checkpoint& checkpoint, Report& report,
+               const BeforeCase& before, const AfterCase& after);
+
+}  // namespace loopgauge::harness
