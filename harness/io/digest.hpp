@@ -15,14 +15,13 @@
 //   exits             exit_depths [n]
 //   scores            loops 3, 4
 //   active            loops 3, 4
-//   keys              list of steps; each a list of layers
-//   mass              list of steps
+//   keys              list of the steps that have keys: int32 step, list of layers
+//   mass              list of the steps that have mass: int32 step, mass
 //   kv                list of planes (layer * 4 + loop - 1): k, v
 //   encoded_frontier  encoded_frontier [1 + fed]
 //   codec             list of blocks: int32 begin, end; streams 1..4: rows, list of layers: k_codes, k_min, k_scale, v_codes, v_min,
 //   v_scale
-// A tensor without elements, recorded or not, is written with rank 0 and no elements: a step or layer without data is the same
-// wherever it comes from. An object with its own counts keeps them.
+// A tensor without elements is written with rank 0: whether it was not recorded or is empty makes no difference.
 #pragma once
 
 #include <map>
