@@ -15,27 +15,6 @@ struct AllocatorState {
 };
 }  // namespace detail
 
-std::string_view to_string(MemoryCategory category) {
-  switch (category) {
-    case MemoryCategory::base_payload: return "base payload";
-    case MemoryCategory::residual_payload: return "residual payload";
-    case MemoryCategory::parameters: return "parameters";
-    case MemoryCategory::activity_maps: return "activity maps";
-    case MemoryCategory::padding: return "padding";
-    case MemoryCategory::bf16_tail: return "BF16 tail";
-    case MemoryCategory::bf16_planes: return "BF16 planes";
-    case MemoryCategory::inherited_references: return "inherited references";
-    case MemoryCategory::attention_reference_state: return "attention reference state";
-    case MemoryCategory::hidden_rows: return "hidden rows";
-    case MemoryCategory::graphs: return "graphs";
-    case MemoryCategory::workspace: return "workspace";
-    case MemoryCategory::conversion_scratch: return "conversion scratch";
-    case MemoryCategory::transfer_buffers: return "transfer buffers";
-    case MemoryCategory::weights: return "weights";
-  }
-  return "unknown";
-}
-
 DeviceBuffer::DeviceBuffer(DeviceBuffer&& other) noexcept
     : state_(std::move(other.state_)),
       data_(std::exchange(other.data_, nullptr)),

@@ -2,14 +2,17 @@
 // Device memory: owned by buffers, tagged by category, counted exactly.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <limits>
 #include <memory>
 #include <utility>
 
-#include "optimized/runtime/memory_category.hpp"
+#include "models/memory_category.hpp"
 
 namespace loopgauge::optimized {
+
+using BytesByCategory = std::array<std::size_t, kMemoryCategories>;
 
 namespace detail {
 struct AllocatorState;
