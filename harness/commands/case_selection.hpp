@@ -17,10 +17,15 @@
 
 namespace loopgauge::harness {
 
+// The shipped trace of that name, <data directory>/traces/<name>.h5. Throws FileError when there is no data directory.
+std::filesystem::path trace_path(const std::string& name);
+
 struct CaseSelection {
-  std::vector<Case> cases;                                  // in the order of enumerate_cases
+  std::vector<Case> cases;                                   // of the shard, in the order of enumerate_cases
+  std::vector<Case> request;                                 // of all shards, in the same order
+  std::string shard;                                         // as given, empty without --shard
   std::map<std::string, std::filesystem::path> trace_files;  // by trace name, for every trace of the set
-  std::string set;                                          // the set's name, empty with --traces
+  std::string set;                                           // the set's name, empty with --traces
 };
 
 // The options above on one subcommand. Must outlive parsing.

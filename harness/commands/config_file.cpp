@@ -44,7 +44,8 @@ class LineReader {
     if (end == std::string_view::npos) fail("a quoted value has no closing quote");
     if (!without_comment(text.substr(end + 1)).empty()) fail("text follows a quoted value");
     const std::string_view content = text.substr(1, end - 1);
-    if (text.front() == '"' && content.find('\\') != std::string_view::npos) fail("escapes are not supported; use '...' for text with a backslash");
+    if (text.front() == '"' && content.find('\\') != std::string_view::npos)
+      fail("escapes are not supported; use '...' for text with a backslash");
     return std::string(content);
   }
 
