@@ -7,176 +7,24 @@
 #include <array>
 #include <bit>
 #include <cmath>
-#include <fstream>
 #include <map>
 #include <new>
-#include <set>
 #include <span>
 #include <system_error>
 
+#include "models/checkpoint_files.hpp"
 #include "models/checkpoint_layout.hpp"
+#include "models/collected_faults.hpp"
 #include "models/error.hpp"
-#include "models/safetensors.hpp"
 #include "models/sha256.hpp"
 #include "models/strict_json.hpp"
 
 namespace loopgauge {
 namespace {
 
-namespace fs = std::filesystem;
-using nlohmann::json;
-
 static_assert(std::endian::native == std::endian::little, "safetensors data is little-endian and is read as it lies");
 
-constexpr std::uint64_t kMaximumIndexBytes = 16u << 20;
 constexpr std::size_t kReadBytes = 1u << 20;
-constexpr const char* kSingleFile = "model.safetensors";
-constexpr const char* kIndexFile = "model.safetensors.index.json";
-
-struct Shard {
-  fs::path path;
-  std::ifstream stream;
-  std::vector<std::uint8_t> prefix;  // length and header, as read
-  SafetensorsHeader header;
-};
-
-// tensor name -> shard file name; empty for a single-file checkpoint
-using WeightMap = std::map<std::string, std::string>;
-
-bool inside(const fs::path& file, const fs::path& folder) {
-  const auto [end, rest] = std::mismatch(folder.begin(), folder.end(), file.begin(), file.end());
-  return end == folder.end() && rest != file.end();
-}
-
-// A shard may be a symbolic link, but only to a file of the folder, or, in a Hugging Face cache, from `snapshots/<revision>` to `blobs`.
-void check_location(const fs::path& file, const fs::path& folder) {
-  std::error_code error;
-  if (!fs::exists(file, error)) throw CheckpointError(file.string() + ": no such file");
-  const fs::path target = fs::canonical(file, error);
-  if (error) throw CheckpointError(file.string() + ": cannot be resolved (" + error.message() + ")");
-  const fs::path home = fs::canonical(folder, error);
-  if (error) throw CheckpointError(folder.string() + ": cannot be resolved (" + error.message() + ")");
-  const fs::path snapshots = home.parent_path();
-  const bool in_cache = snapshots.filename() == "snapshots" && inside(target, snapshots.parent_path() / "blobs");
-  if (!inside(target, home) && !in_cache) {
-    throw CheckpointError(file.string() + ": is a link to " + target.string() + ", outside the checkpoint folder");
-  }
-  if (!fs::is_regular_file(target, error)) throw CheckpointError(file.string() + ": not a regular file");
-}
-
-WeightMap read_index(const fs::path& file) {
-  const json document = read_json_object(file, kMaximumIndexBytes);
-  const std::string label = file.string();
-  const auto map = document.find("weight_map");
-  if (map == document.end() || !map->is_object() || map->empty()) {
-    throw CheckpointError(label + ": key \"weight_map\" is " + (map == document.end() ? "missing" : shown(*map)) +
-                          "; expected an object of tensor names and shard files");
-  }
-  WeightMap weights;
-  for (const auto& [tensor, shard] : map->items()) {
-    const std::string name = shard.is_string() ? shard.get<std::string>() : "";
-    const bool plain = name.find_first_of(std::string("/\\:\0", 4)) == std::string::npos && !name.starts_with('.');
-    if (!plain || !name.ends_with(".safetensors")) {
-      throw CheckpointError(label + ": tensor " + shown(tensor) + " is in shard " + shown(shard) +
-                            "; expected the plain name of a .safetensors file in the same folder");
-    }
-    weights.emplace(tensor, name);
-  }
-  return weights;
-}
-
-// The files to read, in file name order, and the index, where there is one.
-std::vector<std::string> find_files(const fs::path& folder, WeightMap& weights, std::vector<std::string>& notes) {
-  const bool single = fs::exists(folder / kSingleFile);
-  std::set<std::string> names;
-  if (fs::exists(folder / kIndexFile)) {
-    weights = read_index(folder / kIndexFile);
-    for (const auto& [tensor, shard] : weights) names.insert(shard);
-    if (single && !names.contains(kSingleFile)) {
-      throw CheckpointError(folder.string() + ": has both " + kSingleFile + " and " + kIndexFile +
-                            ", which does not name it; remove the one that is not meant");
-    }
-  } else if (single) {
-    names.insert(kSingleFile);
-  } else {
-    throw CheckpointError(folder.string() + ": has neither " + kSingleFile + " nor " + kIndexFile);
-  }
-  std::set<std::string> ignored;
-  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
-    if (entry.path().extension() == ".safetensors" && !names.contains(entry.path().filename().string())) {
-      ignored.insert(entry.path().filename().string());
-    }
-  }
-  for (const std::string& name : ignored) notes.push_back(shown(name) + ": not part of the checkpoint and ignored");
-  return {names.begin(), names.end()};
-}
-
-Shard open_shard(const fs::path& path) {
-  const std::string label = path.string();
-  std::error_code error;
-  const std::uintmax_t file_bytes = fs::file_size(path, error);
-  if (error) throw CheckpointError(label + ": cannot read its size (" + error.message() + ")");
-  Shard shard{path, std::ifstream(path, std::ios::binary), {}, {}};
-  const auto read_more = [&](std::uint64_t bytes) {
-    const std::size_t old = shard.prefix.size();
-    shard.prefix.resize(old + static_cast<std::size_t>(bytes));
-    if (!shard.stream.read(reinterpret_cast<char*>(shard.prefix.data() + old), static_cast<std::streamsize>(bytes))) {
-      throw CheckpointError(label + ": cannot be read");
-    }
-  };
-  read_more(std::min<std::uintmax_t>(8, file_bytes));
-  read_more(safetensors_header_bytes(shard.prefix, file_bytes, label));
-  shard.header = parse_safetensors_header(std::span(shard.prefix).subspan(8), file_bytes, label);
-  return shard;
-}
-
-// Recomputed from rope_theta when the model runs; old exports carry them all the same.
-bool is_rotary_buffer(const std::string& name) { return name.ends_with("rotary_emb.inv_freq"); }
-
-void check_names_and_shapes(const std::vector<Shard>& shards, const WeightMap& weights, const ModelConfig& config, const fs::path& folder,
-                            std::vector<std::string>& notes) {
-  std::map<std::string, std::vector<std::int64_t>> expected;
-  for (TensorSpec& spec : checkpoint_tensors(config)) expected.emplace(std::move(spec.name), std::move(spec.shape));
-  std::map<std::string, const Shard*> holder;
-  for (const Shard& shard : shards) {
-    const std::string label = shard.path.string();
-    for (const SafetensorsEntry& entry : shard.header.entries) {
-      const std::string tensor = "tensor " + shown(entry.name);
-      const auto [first, inserted] = holder.emplace(entry.name, &shard);
-      if (!inserted) throw CheckpointError(label + ": " + tensor + " is also in " + first->second->path.filename().string());
-      if (!weights.empty()) {
-        const auto indexed = weights.find(entry.name);
-        if (indexed == weights.end()) throw CheckpointError(label + ": " + tensor + " is not in " + kIndexFile);
-        if (indexed->second != shard.path.filename().string()) {
-          throw CheckpointError(label + ": " + tensor + " is here, but " + kIndexFile + " says " + indexed->second);
-        }
-      }
-      if (is_rotary_buffer(entry.name)) {
-        notes.push_back(entry.name + ": ignored, the RoPE table is made from rope_theta");
-        continue;
-      }
-      const auto spec = expected.find(entry.name);
-      if (spec == expected.end()) throw CheckpointError(label + ": " + tensor + " is unknown to the Ouro layout");
-      if (entry.shape != spec->second) {
-        throw CheckpointError(label + ": " + tensor + " has shape " + shown(json(entry.shape)) + ", config.json needs " +
-                              shown(json(spec->second)));
-      }
-      if (entry.dtype != "BF16" && entry.dtype != "F16" && entry.dtype != "F32") {
-        throw CheckpointError(label + ": " + tensor + " has element type " + entry.dtype + "; supported: BF16, F16, F32");
-      }
-    }
-  }
-  for (const auto& [tensor, shard] : weights) {
-    if (!holder.contains(tensor))
-      throw CheckpointError((folder / shard).string() + ": tensor " + shown(tensor) + " is missing, although " + kIndexFile +
-                            " places it here");
-  }
-  for (const auto& [name, shape] : expected) {
-    if (holder.contains(name)) continue;
-    const std::string where = shards.size() == 1 ? shards[0].path.string() : folder.string();
-    throw CheckpointError(where + ": tensor \"" + name + "\" is missing");
-  }
-}
 
 float float_of_half(std::uint16_t bits) {
   const float magnitude = (bits & 0x7c00) == 0
@@ -268,7 +116,7 @@ class TensorReader {
   std::vector<std::uint8_t> buffer_;
 };
 
-void read_data(std::vector<Shard>& shards, Checkpoint& checkpoint) {
+void read_data(std::vector<Shard>& shards, Checkpoint& checkpoint, std::vector<std::string>& faults) {
   std::map<std::string, Tensor<Bfloat16Bits>*> destination;
   checkpoint.layers.resize(static_cast<std::size_t>(checkpoint.config.layers));
   for_each_tensor(checkpoint, [&](const TensorSpec& spec, Tensor<Bfloat16Bits>& tensor) { destination.emplace(spec.name, &tensor); });
@@ -279,11 +127,14 @@ void read_data(std::vector<Shard>& shards, Checkpoint& checkpoint) {
     sha.update(shard.prefix.data(), shard.prefix.size());
     TensorReader reader(shard, sha);
     for (const SafetensorsEntry& entry : shard.header.entries) {
-      if (is_rotary_buffer(entry.name)) {
-        reader.skip(entry);
-      } else {
-        reader.read(entry, *destination.at(entry.name), conversions[entry.dtype]);
-      }
+      const bool good = collect(faults, [&] {
+        if (is_rotary_buffer(entry.name)) {
+          reader.skip(entry);
+        } else {
+          reader.read(entry, *destination.at(entry.name), conversions[entry.dtype]);
+        }
+      });
+      if (!good) shard.stream.seekg(static_cast<std::streamoff>(entry.end));  // the remaining tensors are still checked
     }
   }
   checkpoint.sha256 = sha.hex_digest();
@@ -298,19 +149,25 @@ void read_data(std::vector<Shard>& shards, Checkpoint& checkpoint) {
 }  // namespace
 
 Checkpoint load_checkpoint(const std::filesystem::path& folder) {
+  std::vector<std::string> faults;
+  Checkpoint checkpoint = load_checkpoint(folder, faults);
+  throw_first(faults);
+  return checkpoint;
+}
+
+Checkpoint load_checkpoint(const std::filesystem::path& folder, std::vector<std::string>& faults) {
   Checkpoint checkpoint;
+  const auto faultless = [&faults, start = faults.size()] { return faults.size() == start; };
   try {
-    checkpoint.config = load_model_config(folder, checkpoint.notes);
-    WeightMap weights;
-    std::vector<Shard> shards;
-    for (const std::string& name : find_files(folder, weights, checkpoint.notes)) {
-      check_location(folder / name, folder);
-      shards.push_back(open_shard(folder / name));
-    }
-    check_names_and_shapes(shards, weights, checkpoint.config, folder, checkpoint.notes);
-    read_data(shards, checkpoint);
-  } catch (const fs::filesystem_error& error) {
-    throw CheckpointError(folder.string() + ": cannot be read (" + error.code().message() + ")");
+    checkpoint.config = load_model_config(folder, checkpoint.notes, faults);
+    if (std::error_code ignored; !std::filesystem::is_directory(folder, ignored)) return checkpoint;
+    CheckpointFiles files = open_checkpoint_files(folder, checkpoint.notes, faults);
+    // Tensors that seem missing or misshaped would only repeat what is wrong with the configuration or with a file.
+    if (!faultless()) return checkpoint;
+    check_tensors(files, checkpoint.config, folder, checkpoint.notes, faults);
+    if (faultless()) read_data(files.shards, checkpoint, faults);
+  } catch (const std::filesystem::filesystem_error& error) {
+    faults.push_back(folder.string() + ": cannot be read (" + error.code().message() + ")");
   } catch (const std::bad_alloc&) {
     throw UnsupportedError(folder.string() + ": not enough memory to load " + std::to_string(parameter_count(checkpoint.config)) +
                            " parameters");

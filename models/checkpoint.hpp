@@ -46,5 +46,8 @@ struct Checkpoint {
 // rounded to BF16 and noted; a value that overflows BF16 is refused); non-finite weights.
 // `model.rotary_emb.inv_freq` buffers, which old exports carry, are ignored with a note.
 Checkpoint load_checkpoint(const std::filesystem::path& folder);
+// The same, but every fault is appended to `faults` instead of the first being thrown; the result is usable only when none was.
+// UnsupportedError when the weights do not fit into memory, from either.
+Checkpoint load_checkpoint(const std::filesystem::path& folder, std::vector<std::string>& faults);
 
 }  // namespace loopgauge

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "models/model_config.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
 #include <optional>
 #include <set>
 #include <string_view>
+#include <system_error>
 
+#include "models/collected_faults.hpp"
 #include "models/error.hpp"
 #include "models/strict_json.hpp"
 
@@ -92,6 +95,11 @@ class Reader {
     return *found;
   }
 
+  void word(std::string_view key, const std::string& only) const {
+    const std::string supported = "\"" + only + "\"";
+    if (const json& value = required(key, supported); value != only) refuse(key, value, supported);
+  }
+
   int integer(std::string_view key, int minimum, int maximum) const {
     return integer(key, required(key, range(minimum, maximum)), minimum, maximum);
   }
@@ -151,27 +159,46 @@ std::optional<double> unscaled_rope(const Reader& reader, std::string_view key) 
   return theta;
 }
 
-void read_rope(const Reader& reader, ModelConfig& config) {
-  const std::optional<double> scaling_theta = unscaled_rope(reader, "rope_scaling");
-  if (scaling_theta)
+double read_rope_theta(const Reader& reader) {
+  if (unscaled_rope(reader, "rope_scaling")) {
     reader.refuse("rope_scaling", reader.optional("rope_scaling"), "rope_theta stated at the top level or in rope_parameters");
+  }
   const std::optional<double> nested = unscaled_rope(reader, "rope_parameters");
-  if (nested && reader.optional("rope_theta").is_null()) {
-    config.rope_theta = *nested;
-    return;
-  }
-  config.rope_theta =
+  if (nested && reader.optional("rope_theta").is_null()) return *nested;
+  const double theta =
       rope_theta(reader, "rope_theta", reader.required("rope_theta", std::string(kThetaRange) + ", here or as rope_parameters.rope_theta"));
-  if (nested && *nested != config.rope_theta) {
-    reader.refuse("rope_parameters.rope_theta", *nested, "the value of rope_theta, " + shown(config.rope_theta));
-  }
+  if (nested && *nested != theta) reader.refuse("rope_parameters.rope_theta", *nested, "the value of rope_theta, " + shown(theta));
+  return theta;
 }
 
-void refuse_sliding_window(const Reader& reader, const ModelConfig& config) {
+void refuse_grouped_queries(const Reader& reader, const ModelConfig& config) {
+  const json& kv_heads = reader.optional("num_key_value_heads");
+  if (kv_heads.is_null() || reader.integer("num_key_value_heads", kv_heads, 1, kMaximumHeads) == config.heads) return;
+  reader.refuse("num_key_value_heads", kv_heads,
+                "num_attention_heads = " + std::to_string(config.heads) + " or null (grouped-query attention is not implemented)");
+}
+
+int read_head_dim(const Reader& reader, const ModelConfig& config) {
+  const json& stated = reader.optional("head_dim");
+  if (stated.is_null() && config.hidden % config.heads != 0) {
+    reader.refuse("head_dim", stated,
+                  "an even integer, to be stated because hidden_size " + std::to_string(config.hidden) +
+                      " is not a multiple of num_attention_heads " + std::to_string(config.heads));
+  }
+  const json value = stated.is_null() ? json(config.hidden / config.heads) : stated;
+  const int head_dim = reader.integer("head_dim", value, 2, kMaximumHeadDim);
+  if (head_dim % 2 != 0) reader.refuse("head_dim", value, "an even integer (RoPE rotates two halves)");
+  return head_dim;
+}
+
+void refuse_sliding_window(const Reader& reader) {
   const json& use = reader.optional("use_sliding_window");
   const json& size = reader.optional("sliding_window");
   if (!use.is_null() && use != false) reader.refuse("use_sliding_window", use, "false (every layer attends to the whole history)");
   if (use.is_null() && !size.is_null()) reader.refuse("sliding_window", size, "null, or use_sliding_window stated as false");
+}
+
+void refuse_other_layer_types(const Reader& reader, const ModelConfig& config) {
   const json& types = reader.optional("layer_types");
   if (types.is_null()) return;
   if (!types.is_array() || types.size() != static_cast<std::size_t>(config.layers)) {
@@ -216,85 +243,84 @@ bool same_value(const json& found, const json& neutral) {
   return found.is_number() && found.get<double>() == neutral.get<double>();
 }
 
-void check_other_keys(const Reader& reader, const json& document, std::vector<std::string>& notes) {
+void note_unknown_keys(const json& document, std::vector<std::string>& notes) {
   static const std::set<std::string_view> read_keys{
       "model_type",   "vocab_size",     "hidden_size",    "intermediate_size",   "num_hidden_layers",   "num_attention_heads",
       "head_dim",     "hidden_act",     "total_ut_steps", "num_key_value_heads", "rms_norm_eps",        "max_position_embeddings",
       "rope_theta",   "rope_scaling",   "layer_types",    "rope_parameters",     "use_sliding_window",  "tie_word_embeddings",
       "bos_token_id", "sliding_window", "eos_token_id",   "early_exit_step",     "early_exit_threshold"};
-  for (const NeutralKey& entry : neutral_keys()) {
-    const json& found = reader.optional(entry.key);
-    if (found.is_null() || same_value(found, entry.neutral)) continue;
-    reader.refuse(entry.key, found, shown(entry.neutral) + " (" + std::string(entry.meaning) + " is not part of the Ouro layout)");
-  }
   for (const auto& [key, value] : document.items()) {
-    if (value.is_null() || read_keys.contains(key) || kHarmlessKeys.contains(key)) continue;
-    bool neutral = false;
-    for (const NeutralKey& entry : neutral_keys()) neutral = neutral || entry.key == key;
-    if (!neutral) notes.push_back("config.json: key " + shown(key) + " is not known and was ignored (value " + shown(value) + ")");
+    const auto is_neutral_key = [&](const NeutralKey& entry) { return entry.key == key; };
+    if (value.is_null() || read_keys.contains(key) || kHarmlessKeys.contains(key) || std::ranges::any_of(neutral_keys(), is_neutral_key))
+      continue;
+    notes.push_back("config.json: key " + shown(key) + " is not known and was ignored (value " + shown(value) + ")");
   }
 }
 
 }  // namespace
 
 ModelConfig load_model_config(const std::filesystem::path& folder) {
-  std::vector<std::string> notes;
-  return load_model_config(folder, notes);
+  std::vector<std::string> notes, faults;
+  const ModelConfig config = load_model_config(folder, notes, faults);
+  throw_first(faults);
+  return config;
 }
 
-ModelConfig load_model_config(const std::filesystem::path& folder, std::vector<std::string>& notes) {
-  std::error_code error;
-  if (!std::filesystem::is_directory(folder, error)) {
-    throw CheckpointError(folder.string() + ": no such directory; a checkpoint is a directory with config.json and model.safetensors");
-  }
-  const std::filesystem::path file = folder / "config.json";
-  const json document = read_json_object(file, kMaximumConfigBytes);
-  const Reader reader(document, file.string());
-
-  if (const json& type = reader.required("model_type", "\"ouro\""); type != "ouro") reader.refuse("model_type", type, "\"ouro\"");
+ModelConfig load_model_config(const std::filesystem::path& folder, std::vector<std::string>& notes, std::vector<std::string>& faults) {
   ModelConfig config;
-  config.layers = reader.integer("num_hidden_layers", 1, kMaximumLayers);
-  config.loops = reader.integer("total_ut_steps", 1, kMaximumLoops);
-  config.hidden = reader.integer("hidden_size", 1, kMaximumHidden);
-  config.heads = reader.integer("num_attention_heads", 1, kMaximumHeads);
-  config.intermediate = reader.integer("intermediate_size", 1, kMaximumIntermediate);
-  config.vocab = reader.integer("vocab_size", 1, kMaximumVocab);
-  config.max_positions = reader.integer("max_position_embeddings", 1, kMaximumPositions);
-
-  if (const json& kv_heads = reader.optional("num_key_value_heads"); !kv_heads.is_null()) {
-    if (reader.integer("num_key_value_heads", kv_heads, 1, kMaximumHeads) != config.heads) {
-      reader.refuse("num_key_value_heads", kv_heads,
-                    "num_attention_heads = " + std::to_string(config.heads) + " or null (grouped-query attention is not implemented)");
+  const std::filesystem::path file = folder / "config.json";
+  json document;
+  const bool readable = collect(faults, [&] {
+    std::error_code error;
+    if (!std::filesystem::is_directory(folder, error)) {
+      throw CheckpointError(folder.string() + ": no such directory; a checkpoint is a directory with config.json and model.safetensors");
     }
-  }
-  if (const json& head_dim = reader.optional("head_dim"); !head_dim.is_null()) {
-    config.head_dim = reader.integer("head_dim", head_dim, 2, kMaximumHeadDim);
-  } else {
-    if (config.hidden % config.heads != 0) {
-      reader.refuse("head_dim", head_dim,
-                    "an even integer, stated because hidden_size " + std::to_string(config.hidden) +
-                        " is not a multiple of num_attention_heads " + std::to_string(config.heads));
-    }
-    config.head_dim = config.hidden / config.heads;
-  }
-  if (config.head_dim % 2 != 0 || config.head_dim > kMaximumHeadDim) {
-    reader.refuse("head_dim", config.head_dim,
-                  "an even integer from 2 to " + std::to_string(kMaximumHeadDim) + " (RoPE rotates two halves)");
-  }
+    document = read_json_object(file, kMaximumConfigBytes);
+  });
+  if (!readable) return config;
 
-  if (const json& act = reader.required("hidden_act", "\"silu\""); act != "silu") reader.refuse("hidden_act", act, "\"silu\"");
-  if (const json& tied = reader.required("tie_word_embeddings", "false"); tied != false) {
-    reader.refuse("tie_word_embeddings", tied, "false (lm_head.weight is a tensor of its own)");
+  // A check that builds on other keys is left out where those are at fault themselves: they are zero then.
+  const Reader reader(document, file.string());
+  const auto check = [&](const auto& step) { collect(faults, step); };
+  check([&] { reader.word("model_type", "ouro"); });
+  check([&] { config.layers = reader.integer("num_hidden_layers", 1, kMaximumLayers); });
+  check([&] { config.loops = reader.integer("total_ut_steps", 1, kMaximumLoops); });
+  check([&] { config.hidden = reader.integer("hidden_size", 1, kMaximumHidden); });
+  check([&] { config.heads = reader.integer("num_attention_heads", 1, kMaximumHeads); });
+  check([&] { config.intermediate = reader.integer("intermediate_size", 1, kMaximumIntermediate); });
+  check([&] { config.vocab = reader.integer("vocab_size", 1, kMaximumVocab); });
+  check([&] { config.max_positions = reader.integer("max_position_embeddings", 1, kMaximumPositions); });
+  if (config.heads > 0) {
+    check([&] { refuse_grouped_queries(reader, config); });
+    if (config.hidden > 0) check([&] { config.head_dim = read_head_dim(reader, config); });
   }
-  const std::string eps_range = "a number above 0 and below 1";
-  config.rms_norm_eps = static_cast<float>(
-      reader.number("rms_norm_eps", reader.required("rms_norm_eps", eps_range), std::numeric_limits<float>::min(), 0.999, eps_range));
-  read_rope(reader, config);
-  refuse_sliding_window(reader, config);
-  config.bos_token_id = token_id(reader, "bos_token_id", config.vocab, notes);
-  config.eos_token_id = token_id(reader, "eos_token_id", config.vocab, notes);
-  note_exit_keys(reader, notes);
-  check_other_keys(reader, document, notes);
+  check([&] { reader.word("hidden_act", "silu"); });
+  check([&] {
+    const json& tied = reader.required("tie_word_embeddings", "false");
+    if (tied != false) reader.refuse("tie_word_embeddings", tied, "false (lm_head.weight is a tensor of its own)");
+  });
+  check([&] {
+    const std::string range = "a number above 0 and below 1";
+    constexpr double kSmallest = std::numeric_limits<float>::min();
+    config.rms_norm_eps =
+        static_cast<float>(reader.number("rms_norm_eps", reader.required("rms_norm_eps", range), kSmallest, 1.0 - 0x1p-24, range));
+  });
+  check([&] { config.rope_theta = read_rope_theta(reader); });
+  check([&] { refuse_sliding_window(reader); });
+  if (config.layers > 0) check([&] { refuse_other_layer_types(reader, config); });
+  if (config.vocab > 0) {
+    check([&] { config.bos_token_id = token_id(reader, "bos_token_id", config.vocab, notes); });
+    check([&] { config.eos_token_id = token_id(reader, "eos_token_id", config.vocab, notes); });
+  }
+  check([&] { note_exit_keys(reader, notes); });
+  for (const NeutralKey& entry : neutral_keys()) {
+    check([&] {
+      const json& found = reader.optional(entry.key);
+      if (found.is_null() || same_value(found, entry.neutral)) return;
+      reader.refuse(entry.key, found, shown(entry.neutral) + " (" + std::string(entry.meaning) + " is not part of the Ouro layout)");
+    });
+  }
+  note_unknown_keys(document, notes);
   return config;
 }
 

@@ -30,7 +30,8 @@ struct ModelConfig {
 // supported: no value is ever taken from a default that the file did not state, except the documented ones
 // (num_key_value_heads null = heads, head_dim absent = hidden / heads).
 ModelConfig load_model_config(const std::filesystem::path& folder);
-// The same; appends a sentence to `notes` for each key that was ignored although other software may read it.
-ModelConfig load_model_config(const std::filesystem::path& folder, std::vector<std::string>& notes);
+// The same, but every fault is appended to `faults` instead of the first being thrown; the result is usable only when none was. `notes`
+// receives a sentence for each key that is ignored although other software may read it.
+ModelConfig load_model_config(const std::filesystem::path& folder, std::vector<std::string>& notes, std::vector<std::string>& faults);
 
 }  // namespace loopgauge
