@@ -1,0 +1,287 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Makes the traces of this folder from the held-out text and seeded task generators.
+
+    make_traces.py [NAME ...]      writes traces/NAME.h5 (all when no name is given); published traces are never overwritten
+    make_traces.py --check         makes every trace anew in memory and compares it with the published file
+
+Needs Python 3 with h5py and numpy. The same seed gives the same trace everywhere: the generator is spelled out below rather than taken
+from a library whose stream may change.
+"""
+import argparse
+import pathlib
+import sys
+
+import h5py
+import numpy as np
+
+HERE = pathlib.Path(__file__).resolve().parent
+BOS, VOCAB = 256, 264
+NO_EOS = -1
+NAMES = ("abel bram cora dale edda finn gwen hale iris joel kira lars mona nils olga pete rhea sven tove ursa vera wade yuri zora").split()
+ALPHANUMERIC = "abcdefghijklmnopqrstuvwxyz0123456789"
+
+
+class Generator:
+    """splitmix64, seeded by the trace's name (FNV-1a)."""
+
+    MASK = (1 << 64) - 1
+
+    def __init__(self, name):
+        self.state = 0xCBF29CE484222325
+        for byte in name.encode():
+            self.state = ((self.state ^ byte) * 0x100000001B3) & self.MASK
+
+    def next(self):
+        self.state = (self.state + 0x9E3779B97F4A7C15) & self.MASK
+        z = self.state
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & self.MASK
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & self.MASK
+        return z ^ (z >> 31)
+
+    def between(self, low, high):
+        """An integer in low..high, both included. The modulo's bias is of no interest here."""
+        return low + self.next() % (high - low + 1)
+
+    def permutation(self, count):
+        order = list(range(count))
+        for i in range(count - 1, 0, -1):
+            j = self.between(0, i)
+            order[i], order[j] = order[j], order[i]
+        return order
+
+    def characters(self, alphabet, count):
+        return "".join(alphabet[self.between(0, len(alphabet) - 1)] for _ in range(count))
+
+
+def corpus(name):
+    return (HERE / "corpus" / f"{name}.held.txt").read_bytes()
+
+
+def passage(generator, length, source=None):
+    """`length` consecutive bytes of the held-out text; the source is drawn 6:3:1 when not given."""
+    source = source or ("kjv", "kjv", "kjv", "kjv", "kjv", "kjv", "jargon", "jargon", "jargon", "devil")[generator.between(0, 9)]
+    text = corpus(source)
+    begin = generator.between(0, len(text) - length)
+    return text[begin:begin + length]
+
+
+class Pieces:
+    """Bytes with a flag each: is it part of an answer?"""
+
+    def __init__(self):
+        self.ids, self.scored = [], []
+
+    def put(self, text, scored=False):
+        data = text if isinstance(text, bytes) else text.encode()
+        self.ids += list(data)
+        self.scored += [int(scored)] * len(data)
+        return self
+
+
+def request(prompt, forced=None, max_new_tokens=None, task="text", **more):
+    """A request whose prompt begins with BOS unless bos=False."""
+    ids = ([BOS] if more.pop("bos", True) else []) + list(prompt)
+    return dict(prompt=ids, forced=None if forced is None else list(forced), task=task,
+                max_new_tokens=len(forced) if forced is not None else max_new_tokens, **more)
+
+
+def continued(generator, prompt_length, forced_length, source=None, **more):
+    """Prose: a prompt of prompt_length tokens (BOS included) and its true continuation as forced tokens."""
+    text = passage(generator, prompt_length - 1 + forced_length, source)
+    return request(text[:prompt_length - 1], text[prompt_length - 1:], **more)
+
+
+def asked(question_free, questions, task):
+    """Prompt without answers, then questions and answers as forced tokens with their answer mask."""
+    return request(question_free.ids, questions.ids, task=task, answer_mask=questions.scored)
+
+
+def needle(generator, length, needles):
+    """Names with five-digit codes scattered in prose, then a question for each in another order."""
+    names = [NAMES[i] for i in generator.permutation(len(NAMES))[:needles]]
+    codes = [generator.characters("0123456789", 5) for _ in names]
+    sentences = [f"\n[The code of {name} is {code}]\n" for name, code in zip(names, codes)]
+    prose = length - 1 - sum(map(len, sentences))
+    cuts = sorted(generator.between(0, prose) for _ in range(needles))
+    prompt, questions, at = Pieces(), Pieces(), 0
+    for cut, sentence in zip(cuts, sentences):
+        prompt.put(passage(generator, cut - at) if cut > at else "").put(sentence)
+        at = cut
+    prompt.put(passage(generator, prose - at) if prose > at else "")
+    for i in generator.permutation(needles):
+        questions.put(f"\n[The code of {names[i]}? ").put(codes[i], scored=True).put("]\n")
+    return asked(prompt, questions, "needle")
+
+
+def copy(generator, length):
+    """A random string and the beginning of its copy; the rest is the answer."""
+    text = generator.characters(ALPHANUMERIC, length)
+    return asked(Pieces().put(f"\n<{text}><{text[:2]}"), Pieces().put(text[2:], scored=True).put(">\n"), "copy")
+
+
+def sums(generator, solved, unsolved):
+    """Sums of two to six digits, two-digit results (modulo 100); `solved` of them in the prompt."""
+    def one(pieces):
+        digits = [generator.between(0, 9) for _ in range(generator.between(2, 6))]
+        pieces.put("+".join(map(str, digits)) + "=").put(f"{sum(digits) % 100:02d}", scored=True).put(";")
+
+    prompt, questions = Pieces().put("\n"), Pieces()
+    for _ in range(solved):
+        one(prompt)
+    for _ in range(unsolved):
+        one(questions)
+    return asked(prompt, questions, "sum")
+
+
+# ---- the traces: name -> (description, requests) ------------------------------------------------------------------------------
+
+def boundary_short(g):
+    yield request(b"", passage(g, 2))
+    yield continued(g, 7, 2)
+    yield continued(g, 63, 2)
+    yield continued(g, 64, 2)
+    yield continued(g, 65, 2)
+
+
+def boundary_long(g):
+    for length in (127, 128, 129, 191, 192):
+        yield continued(g, length, 2)
+
+
+def four(g):
+    for length, arrival in ((9, 0), (70, 0), (130, 1), (260, 2)):
+        yield continued(g, length, 4, arrival=arrival)
+
+
+def flush_3(g):
+    yield continued(g, 70, 188, "kjv")
+
+
+def exit_depths(g):
+    forced = continued(g, 40, 152)
+    # Runs of one depth (1 to 9 tokens) and single tokens; every 64-token flush then holds streams of four different lengths.
+    depths = []
+    while len(depths) < 152:
+        depths += [g.between(1, 4)] * (g.between(1, 9) if g.between(0, 2) == 0 else 1)
+    # A whole flushed block (positions 64..127, continuation 24..87) may not lack a depth, and its first and last rows differ.
+    depths[24], depths[87] = 1, 4
+    yield dict(forced, exit_depths=depths[:152])
+
+
+def exit_threshold(g):
+    text = g.characters(ALPHANUMERIC, 24)
+    prose = passage(g, 30, "kjv")
+    # Prose, a string that cannot be guessed, its copy that can, prose: hazards from hesitant to sure.
+    yield request(prose + b"\n<", text.encode() + f"><{text}>\n".encode() + passage(g, 46, "kjv"))
+
+
+def greedy(g):
+    # The question ends where the code begins; the model closes its answer with ']', which ends the request.
+    asked_needle = needle(g, 150, 1)
+    question = bytes(asked_needle["forced"][:asked_needle["answer_mask"].index(1)])
+    yield request(bytes(asked_needle["prompt"][1:]) + question, max_new_tokens=16, task="needle", eos_token_id=ord("]"))
+    yield request(passage(g, 32, "kjv"), max_new_tokens=12)
+    yield request(passage(g, 20, "kjv"), max_new_tokens=1)
+
+
+def text_2048(g):
+    yield continued(g, 1984, 64, "kjv")
+
+
+TRACES = {
+    "boundary-short": ("Prompts of 1, 7, 63, 64, 65 tokens, two forced tokens each: around one 64-token group", boundary_short),
+    "boundary-long": ("Prompts of 127, 128, 129, 191, 192 tokens, two forced tokens each: around two and three 64-token groups", boundary_long),
+    "four": ("Four requests with prompts of 9, 70, 130, 260 tokens arriving at submissions 0, 0, 1, 2; four forced tokens each", four),
+    "flush-3": ("Prose, prompt 70, 188 forced: with tail 64 the rolling policy flushes at committed lengths 128, 192 and 256", flush_3),
+    "exit-depths": ("Prose, prompt 40, 152 forced with exit depths 1 to 4: two flushed blocks hold exited tokens", exit_depths),
+    "exit-threshold": ("Prompt ending in '<', then 98 forced tokens: a random string, its copy, prose", exit_threshold),
+    "greedy": ("Free running: an answer closed by ']' as end-of-sequence id, prose of 12 tokens, prose of one token", greedy),
+    "copy": ("A string of 40 characters to be copied, 38 of them scored", lambda g: iter([copy(g, 40)])),
+    "sum": ("Six solved sums in the prompt, six to be solved", lambda g: iter([sums(g, 6, 6)])),
+    "needle-2k": ("Four codes in 1900 tokens of prose, asked in another order", lambda g: iter([needle(g, 1900, 4)])),
+    "text-2048": ("Prose, prompt 1984, 64 forced: all 2048 positions of the shipped model", text_2048),
+}
+
+
+def make(name):
+    description, requests = TRACES[name]
+    trace = dict(name=name, description=description, source="data/make_traces.py, generator seeded by the name; data/corpus/*.held.txt", requests=[])
+    for i, made in enumerate(requests(Generator(name))):
+        trace["requests"].append(dict(id=i, arrival=0, eos_token_id=NO_EOS, seed=0) | made)
+    return trace
+
+
+def write(path, trace):
+    with h5py.File(path, "w-", libver=("earliest", "v108")) as file:
+        file.attrs["format"] = "loopgauge-trace"
+        file.attrs["version"] = 1
+        for key in ("name", "description", "source"):
+            file.attrs[key] = trace[key]
+        file.attrs["vocab_size"] = VOCAB
+        for i, made in enumerate(trace["requests"]):
+            group = file.create_group(f"requests/{i}")
+            for key in ("id", "arrival", "max_new_tokens", "eos_token_id", "seed", "task"):
+                group.attrs[key] = made[key]
+            for key, dtype in (("prompt", "<i4"), ("forced", "<i4"), ("exit_depths", "u1"), ("answer_mask", "u1")):
+                if made.get(key) is not None:
+                    group.create_dataset(key, data=np.asarray(made[key], dtype), track_times=False)
+
+
+def read(path):
+    """The file in the form that make() returns."""
+    with h5py.File(path, "r") as file:
+        trace = {key: file.attrs[key] for key in ("name", "description", "source")}
+        trace["requests"] = []
+        for i in range(len(file["requests"])):
+            group = file[f"requests/{i}"]
+            found = {key: value if isinstance(value, str) else int(value) for key, value in group.attrs.items()}
+            trace["requests"].append(found | {key: dataset[()].tolist() for key, dataset in group.items()})
+    return trace
+
+
+def check(name):
+    """Empty when the published file holds what make(name) makes, else the first difference."""
+    path = HERE / "traces" / f"{name}.h5"
+    if not path.exists():
+        return f"{name}: not published"
+    published, made = read(path), make(name)
+    for key in ("name", "description", "source"):
+        if published[key] != made[key]:
+            return f"{name}: {key} differs"
+    if len(published["requests"]) != len(made["requests"]):
+        return f"{name}: {len(published['requests'])} requests published, {len(made['requests'])} made"
+    for i, (old, new) in enumerate(zip(published["requests"], made["requests"])):
+        new = {key: value for key, value in new.items() if value is not None}
+        for key in sorted(old.keys() | new.keys()):
+            if old.get(key) != new.get(key):
+                return f"{name}: requests/{i}/{key} differs"
+    return ""
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--check", action="store_true", help="compare the published traces with freshly made ones")
+    arguments = parser.parse_args()
+    unknown = sorted(set(arguments.names) - set(TRACES))
+    if unknown:
+        parser.error(f"no such trace: {', '.join(unknown)}; known: {', '.join(TRACES)}")
+    names = arguments.names or list(TRACES)
+    if arguments.check:
+        differences = [text for text in map(check, names) if text]
+        print("\n".join(differences) or f"{len(names)} traces as made")
+        return 1 if differences else 0
+    for name in names:
+        path = HERE / "traces" / f"{name}.h5"
+        if path.exists():
+            print(f"{path.name}: published already, left as it is")
+            continue
+        trace = make(name)
+        write(path, trace)
+        print(f"{path.name}: {sum(len(r['prompt']) + r['max_new_tokens'] for r in trace['requests'])} tokens")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
