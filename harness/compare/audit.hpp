@@ -56,7 +56,7 @@ struct AuditResult {
 
 struct AuditOptions {
   // Recomputations (logits, layer-0 K/V) that would cost more multiplications than this look at evenly spaced rows instead of all.
-  std::int64_t max_multiplications = 4'000'000'000;
+  std::int64_t max_multiplications = 200'000'000;
 };
 
 AuditResult audit(const RunRecord& record, const Trace& trace, const EffectiveConfig& config, const Checkpoint& checkpoint,
