@@ -28,7 +28,7 @@ std::string printable_text(std::span<const std::int32_t> tokens) {
       std::snprintf(buffer.data(), buffer.size(), "\\x%02x", static_cast<unsigned>(token));
       text += buffer.data();
     } else {
-      text += "<" + std::to_string(token) + ">";
+      text.append("<").append(std::to_string(token)).append(">");
     }
   }
   return text;
