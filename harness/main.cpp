@@ -60,6 +60,7 @@ int run(int argc, char** argv) {
   loopgauge::harness::add_run_command(app, exit_code);
   loopgauge::harness::add_list_command(app, exit_code);
   loopgauge::harness::add_bench_command(app, exit_code);
+  loopgauge::harness::add_trace_command(app, exit_code);
 
   try {
     app.parse(argc, argv);

@@ -109,16 +109,13 @@ std::vector<TraceEvent> read_events(const h5::Group& root, Faults& faults) {
     const std::vector<std::int32_t> requests = group.open_dataset("request").read<std::int32_t>({count}).data;
     for (std::size_t i = 0; i < submissions.size(); ++i) {
       TraceEvent event{submissions[i], TraceEventKind::cancel, requests[i]};
-      bool known = false;
-      for (const auto& [kind, word] : kEventKinds) {
-        if (kinds[i] != word) continue;
-        event.kind = kind;
-        known = true;
-      }
-      if (!known) {
-        collect(faults,
-                [&] { group.fail("kind[" + std::to_string(i) + "] = \"" + kinds[i] + "\" is none of cancel, preempt, resume, reuse_id"); });
-      }
+      collect(faults, [&] {
+        try {
+          event.kind = parse_trace_event_kind(kinds[i]);
+        } catch (const TraceError& error) {
+          group.fail("kind[" + std::to_string(i) + "] = " + error.what());
+        }
+      });
       events.push_back(event);
     }
   });
@@ -150,9 +147,7 @@ void write_events(const h5::Group& root, const Trace& trace) {
   for (const TraceEvent& event : trace.events) {
     submissions.push_back(event.submission);
     requests.push_back(event.request);
-    for (const auto& [kind, word] : kEventKinds) {
-      if (kind == event.kind) kinds.emplace_back(word);
-    }
+    kinds.emplace_back(to_string(event.kind));
   }
   const h5::Group group = root.create_group("events");
   group.write("submission", submissions);
@@ -167,6 +162,20 @@ void write_events(const h5::Group& root, const Trace& trace) {
 }
 
 }  // namespace
+
+std::string_view to_string(TraceEventKind kind) {
+  for (const auto& [known, word] : kEventKinds) {
+    if (known == kind) return word;
+  }
+  throw InternalError("trace event kind " + std::to_string(static_cast<int>(kind)) + " has no word");
+}
+
+TraceEventKind parse_trace_event_kind(std::string_view text) {
+  for (const auto& [kind, word] : kEventKinds) {
+    if (word == text) return kind;
+  }
+  throw TraceError("\"" + std::string(text) + "\" is none of cancel, preempt, resume, reuse_id");
+}
 
 Trace read_trace(const std::filesystem::path& path, std::vector<std::string>& faults) {
   static constexpr std::array<std::string_view, 2> kMembers{"requests", "events"};

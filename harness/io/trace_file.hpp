@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "harness/io/atomic_output.hpp"
@@ -14,6 +15,10 @@ namespace loopgauge::harness {
 // The most requests, and the most tokens of one request's prompt or continuation, that a trace file may hold.
 inline constexpr std::int64_t kMaxTraceRequests = 65536;
 inline constexpr std::int64_t kMaxTraceTokens = std::int64_t{1} << 24;
+
+// "cancel", "preempt", "resume", "reuse_id". The parser throws TraceError listing the words.
+std::string_view to_string(TraceEventKind kind);
+TraceEventKind parse_trace_event_kind(std::string_view text);
 
 // Throws FileError for what is not a readable trace file (missing, not HDF5, format, version, types, extents, unknown members) and
 // TraceError with the first fault of trace_faults() and their number for one whose content is inconsistent.
