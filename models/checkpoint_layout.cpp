@@ -3,7 +3,11 @@
 
 namespace loopgauge {
 
-void for_each_tensor(Checkpoint& checkpoint, const std::function<void(const TensorSpec&, Tensor<Bfloat16Bits>&)>& visit) {
+namespace {
+
+// Serves the const and the other visitor, so that both see one list.
+template <class AnyCheckpoint, class Visit>
+void visit_tensors(AnyCheckpoint& checkpoint, const Visit& visit) {
   const ModelConfig& config = checkpoint.config;
   const std::int64_t hidden = config.hidden;
   const std::int64_t width = config.projection_width();
@@ -11,7 +15,7 @@ void for_each_tensor(Checkpoint& checkpoint, const std::function<void(const Tens
 
   visit({"model.embed_tokens.weight", {config.vocab, hidden}}, checkpoint.embed_tokens);
   for (std::size_t l = 0; l < checkpoint.layers.size(); ++l) {
-    LayerWeights& layer = checkpoint.layers[l];
+    auto& layer = checkpoint.layers[l];
     const std::string prefix = "model.layers." + std::to_string(l) + ".";
     visit({prefix + "self_attn.q_proj.weight", {width, hidden}}, layer.q_proj);
     visit({prefix + "self_attn.k_proj.weight", {width, hidden}}, layer.k_proj);
@@ -29,6 +33,16 @@ void for_each_tensor(Checkpoint& checkpoint, const std::function<void(const Tens
   visit({"model.early_exit_gate.weight", {1, hidden}}, checkpoint.early_exit_gate);
   visit({"model.early_exit_gate.bias", {1}}, checkpoint.early_exit_bias);
   visit({"lm_head.weight", {config.vocab, hidden}}, checkpoint.lm_head);
+}
+
+}  // namespace
+
+void for_each_tensor(Checkpoint& checkpoint, const std::function<void(const TensorSpec&, Tensor<Bfloat16Bits>&)>& visit) {
+  visit_tensors(checkpoint, visit);
+}
+
+void for_each_tensor(const Checkpoint& checkpoint, const std::function<void(const TensorSpec&, const Tensor<Bfloat16Bits>&)>& visit) {
+  visit_tensors(checkpoint, visit);
 }
 
 std::vector<TensorSpec> checkpoint_tensors(const ModelConfig& config) {

@@ -24,6 +24,7 @@ std::vector<TensorSpec> checkpoint_tensors(const ModelConfig& config);
 // Visits every tensor of `checkpoint` with its name and shape, in the same order. `checkpoint.layers` must have config.layers elements;
 // the tensors themselves may still be empty.
 void for_each_tensor(Checkpoint& checkpoint, const std::function<void(const TensorSpec&, Tensor<Bfloat16Bits>&)>& visit);
+void for_each_tensor(const Checkpoint& checkpoint, const std::function<void(const TensorSpec&, const Tensor<Bfloat16Bits>&)>& visit);
 
 // Number of elements of a shape. The limits of load_model_config keep it far inside 64 bits.
 std::int64_t element_count(const std::vector<std::int64_t>& shape);

@@ -21,17 +21,6 @@ using nlohmann::json;
 
 constexpr std::uint64_t kMaximumConfigBytes = 1 << 20;
 
-// Bounds far above every released model. They keep later size arithmetic inside 64 bits and refuse absurd files before anything is
-// allocated. Positions stay below 2^24, where every integer is exact in FP32 (the RoPE angle starts from one).
-constexpr int kMaximumLayers = 1024;
-constexpr int kMaximumLoops = 64;
-constexpr int kMaximumHidden = 1 << 16;
-constexpr int kMaximumHeads = 1024;
-constexpr int kMaximumHeadDim = 1024;
-constexpr int kMaximumIntermediate = 1 << 20;
-constexpr int kMaximumVocab = 1 << 24;
-constexpr int kMaximumPositions = 1 << 24;
-
 // Keys that other software writes and reads and that change nothing computed here.
 const std::set<std::string_view> kHarmlessKeys{
     "architectures", "attention_dropout", "auto_map", "dtype", "initializer_range", "max_window_layers", "pad_token_id", "torch_dtype",

@@ -9,6 +9,17 @@
 
 namespace loopgauge {
 
+// Bounds far above every released model. They keep later size arithmetic inside 64 bits and refuse absurd files before anything is
+// allocated. Positions stay within 2^24, up to where every integer is exact in FP32 (the RoPE angle starts from one).
+inline constexpr int kMaximumLayers = 1024;
+inline constexpr int kMaximumLoops = 64;
+inline constexpr int kMaximumHidden = 1 << 16;
+inline constexpr int kMaximumHeads = 1024;
+inline constexpr int kMaximumHeadDim = 1024;
+inline constexpr int kMaximumIntermediate = 1 << 20;
+inline constexpr int kMaximumVocab = 1 << 24;
+inline constexpr int kMaximumPositions = 1 << 24;
+
 struct ModelConfig {
   int layers = 0;  // physical layers, shared by all loops
   int loops = 0;   // total_ut_steps

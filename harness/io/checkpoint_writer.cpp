@@ -5,9 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <bit>
-#include <charconv>
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -15,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "harness/io/shortest_decimal.hpp"
 #include "models/error.hpp"
 
 namespace loopgauge::harness {
@@ -28,15 +27,6 @@ static_assert(std::endian::native == std::endian::little, "safetensors data is l
 constexpr std::size_t kPieceElements = 1u << 20;
 
 std::uint64_t bytes_of(const TensorSpec& tensor) { return static_cast<std::uint64_t>(element_count(tensor.shape)) * sizeof(Bfloat16Bits); }
-
-// The shortest decimal that reads back as this float: 1e-06, not 9.99999997e-07.
-double shortest_decimal(float value) {
-  std::array<char, 32> text;
-  const auto written = std::to_chars(text.data(), text.data() + text.size(), value);
-  double result = 0;
-  std::from_chars(text.data(), written.ptr, result);
-  return result;
-}
 
 std::string config_text(const ModelConfig& config) {
   ordered_json json{{"architectures", ordered_json::array({"OuroForCausalLM"})},
