@@ -20,20 +20,20 @@ namespace loopgauge::optimized {
 // POD: an array of these goes to the encoder.
 struct EncodeTask {
   std::int32_t request;
-  std::int32_t begin;               // multiple of 64
+  std::int32_t begin;  // multiple of 64
   std::int32_t end;
-  std::int32_t loop_first;          // 1..4
+  std::int32_t loop_first;  // 1..4
   std::int32_t loop_last;
 };
 
 struct KvCacheOptions {
-  bool quantized = false;           // pages hold a tail that will be encoded (category bf16_tail) instead of planes that stay (bf16_planes)
-  bool poison_reused_pages = false; // fill a page with NaN patterns when it leaves the free list
+  bool quantized = false;  // pages hold a tail that will be encoded (category bf16_tail) instead of planes that stay (bf16_planes)
+  bool poison_reused_pages = false;  // fill a page with NaN patterns when it leaves the free list
 };
 
 struct SealedBlock {
   PositionRange positions;
-  std::array<std::uint32_t, kLoops> rows{};   // capacity of each stream
+  std::array<std::uint32_t, kLoops> rows{};  // capacity of each stream
   DeviceBuffer base_payload, residual_payload, parameters;
 };
 
@@ -55,7 +55,9 @@ class KvCache {
   int live_requests() const;
 
   // BF16 pages of plane `loop` for [begin, end) exist afterwards (fresh, or taken from the free list). Call before the rows are written.
+  // The second form reserves only the pages that hold one of `positions` (compact loops).
   void reserve(int request, int loop, PositionRange positions);
+  void reserve(int request, int loop, std::span<const std::int32_t> positions);
   // Rows that execute `loop` (1..4). Call before attention of that loop; idempotent. At loop 1 this makes the rows exist.
   void set_active(int request, int loop, PositionRange positions);
   void set_active(int request, int loop, std::span<const std::int32_t> positions);
@@ -88,15 +90,19 @@ class KvCache {
     int max_positions = 0;
     std::vector<PageTableEntry> pages;
     std::vector<ActivityMap> maps;
-    std::vector<std::array<DeviceBuffer, kLoops>> buffers;   // owners of pages[].bf16
+    std::vector<std::array<DeviceBuffer, kLoops>> buffers;  // owners of pages[].bf16
     std::vector<SealedBlock> blocks;
     DeviceBuffer device_pages, device_maps;
-    int dirty_begin = 0, dirty_end = 0;                      // pages to upload
+    int dirty_begin = 0, dirty_end = 0;  // pages to upload
   };
   Request& live(int request);
   const Request& live(int request) const;
   void check_range(const Request& slot, PositionRange positions, const char* what) const;
+  void check_position(const Request& slot, int position, const char* what) const;
   void mark_dirty(Request& slot, int page_begin, int page_end);
+  void reserve_page(Request& slot, int loop, int page);
+  void return_page(Request& slot, int loop, int page);
+  SealedBlock& block_of(Request& slot, PositionRange positions, const std::array<std::uint32_t, kLoops>& capacity);
   DeviceBuffer take_page();
 
   KvShape shape_;

@@ -27,9 +27,9 @@
 
 namespace loopgauge::optimized {
 
-inline constexpr int kPageTokens = kGroupSize;   // page == K group == one 64-bit mask
-inline constexpr int kMaxRequests = 64;          // live requests of one cache
-inline constexpr int kSplitTokens = 256;         // decode attention: positions per split, at absolute multiples
+inline constexpr int kPageTokens = kGroupSize;       // page == K group == one 64-bit mask
+inline constexpr int kMaxRequests = 64;              // live requests of one cache
+inline constexpr int kSplitTokens = 256;             // decode attention: positions per split, at absolute multiples
 inline constexpr int kCorrectionSplitTokens = 1024;  // sparse correction and C_ref: the same, longer because few keys are read
 
 enum class KvTensor : int { k = 0, v = 1 };
@@ -37,7 +37,7 @@ enum class KvTensor : int { k = 0, v = 1 };
 struct KvShape {
   int layers = 0;
   int heads = 0;
-  int head_dim = 0;                              // 64 or 128
+  int head_dim = 0;  // 64 or 128
 };
 
 LOOPGAUGE_HOST_DEVICE int page_count(int positions) { return (positions + kPageTokens - 1) / kPageTokens; }
@@ -86,8 +86,8 @@ LOOPGAUGE_HOST_DEVICE std::size_t parameter_bytes(const KvShape& shape, const st
 
 // Addresses of the versions of one page. 0: absent.
 struct PageTableEntry {
-  std::uint64_t bf16[kLoops];       // index loop - 1
-  std::uint64_t base_payload;       // of the block that covers the page
+  std::uint64_t bf16[kLoops];  // index loop - 1
+  std::uint64_t base_payload;  // of the block that covers the page
   std::uint64_t residual_payload;
   std::uint64_t parameters;
 };
@@ -95,14 +95,14 @@ struct PageTableEntry {
 // Which rows of the page executed which loop. Bit i = position 64 * page + i. Nested: active[r] is a subset of active[r - 1].
 // A row not active at loop r inherits: its logical plane r is plane r - 1 (LAST_EXITED).
 struct ActivityMap {
-  std::uint64_t active[kLoops];     // active[0]: the row exists
-  std::uint32_t rank[kLoops];       // compact row, in its block's stream, of the page's first active row
-  std::uint32_t rows[kLoops];       // row capacity of the block's streams (the block's layout)
+  std::uint64_t active[kLoops];  // active[0]: the row exists
+  std::uint32_t rank[kLoops];    // compact row, in its block's stream, of the page's first active row
+  std::uint32_t rows[kLoops];    // row capacity of the block's streams (the block's layout)
 };
 
 struct RequestTable {
-  PageTableEntry* pages;            // [page_capacity]
-  ActivityMap* maps;                // [page_capacity]
+  PageTableEntry* pages;  // [page_capacity]
+  ActivityMap* maps;      // [page_capacity]
   std::uint32_t page_capacity;
 };
 
@@ -114,11 +114,11 @@ struct KvView {
 
 // One row of a batch of decode queries. Rows are independent: a row's result depends on nothing but itself and its request's K/V.
 struct QueryRow {
-  std::int32_t request;             // request slot; negative: padding, the row is skipped and its output left alone
-  std::int32_t position;            // absolute; the row reads positions 0..position
-  std::int32_t loop;                // 1..4: logical plane that is read
-  std::int32_t encoded_frontier;    // E as this query sees it: positions below are read encoded, the rest as BF16
-  std::int32_t reference;           // slot of the attention reference state; negative: none
+  std::int32_t request;           // request slot; negative: padding, the row is skipped and its output left alone
+  std::int32_t position;          // absolute; the row reads positions 0..position
+  std::int32_t loop;              // 1..4: logical plane that is read
+  std::int32_t encoded_frontier;  // E as this query sees it: positions below are read encoded, the rest as BF16
+  std::int32_t reference;         // slot of the attention reference state; negative: none
 };
 
 // --- helpers for readers ---
@@ -155,8 +155,8 @@ struct StreamTile {
   const std::uint8_t* payload;      // + row * head_dim / 2
   const std::uint32_t* parameters;  // half2 words. K: + (row / 64) * head_dim + channel. V: + row * (head_dim / 64) + channel / 64
 };
-LOOPGAUGE_HOST_DEVICE StreamTile stream_tile(const KvShape& shape, const PageTableEntry& page, const ActivityMap& map, int layer, int stream,
-                                             KvTensor tensor, int head) {
+LOOPGAUGE_HOST_DEVICE StreamTile stream_tile(const KvShape& shape, const PageTableEntry& page, const ActivityMap& map, int layer,
+                                             int stream, KvTensor tensor, int head) {
   const std::uint32_t n = map.rows[stream - 1];
   std::uint64_t payload;
   if (stream == 1) {

@@ -11,15 +11,15 @@
 namespace loopgauge::optimized {
 
 enum class NumericFaultKind : std::uint32_t {
-  logit = 0,         // non-finite scaled logit of a decode query at loop 2: request, position, layer, head
-  k_group = 1,       // K group not encodable: position = first row of the group, detail = channel
-  v_group = 2,       // V group not encodable: position = row, detail = 64-channel half
+  logit = 0,    // non-finite scaled logit of a decode query at loop 2: request, position, layer, head
+  k_group = 1,  // K group not encodable: position = first row of the group, detail = channel
+  v_group = 2,  // V group not encodable: position = row, detail = 64-channel half
 };
 
 struct NumericFault {
   NumericFaultKind kind = NumericFaultKind::logit;
-  int loop = 0;      // 1..4
-  int request = 0;   // request slot
+  int loop = 0;     // 1..4
+  int request = 0;  // request slot
   int layer = 0;
   int position = 0;
   int head = 0;

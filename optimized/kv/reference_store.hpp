@@ -15,12 +15,12 @@ namespace loopgauge::optimized {
 // Device arrays by reference slot (fastest axis last). Selected keys are one 64-bit mask per (slot, layer, head, page), bit i = position
 // 64 * page + i; masks of pages beyond the token's own are not written and not read.
 struct ReferenceView {
-  std::uint64_t* selected;   // [slots][layers][heads][mask_pages]
-  float* maximum;            // [slots][layers][heads]            largest scaled logit
-  float* sum;                // [slots][layers][heads]            sum of exp(logit - maximum)
-  float* mass;               // [slots][layers][heads]            m
-  float* o_ref;              // [slots][layers][heads][head_dim]
-  float* c_ref;              // [slots][layers][heads][head_dim]
+  std::uint64_t* selected;  // [slots][layers][heads][mask_pages]
+  float* maximum;           // [slots][layers][heads]            largest scaled logit
+  float* sum;               // [slots][layers][heads]            sum of exp(logit - maximum)
+  float* mass;              // [slots][layers][heads]            m
+  float* o_ref;             // [slots][layers][heads][head_dim]
+  float* c_ref;             // [slots][layers][heads][head_dim]
   std::uint32_t mask_pages;
 };
 
@@ -44,9 +44,9 @@ class ReferenceStore {
   // `slots` live tokens of at most `max_positions` positions.
   ReferenceStore(const KvShape& shape, int slots, int max_positions, DeviceAllocator& allocator);
 
-  int acquire(const Key& key);                  // empty or retired slot -> empty with this key
+  int acquire(const Key& key);  // empty or retired slot -> empty with this key
   void mark_source_ready(int slot, const Key& key);
-  void mark_reusable(int slot, const Key& key); // selection and C_ref are enqueued as well
+  void mark_reusable(int slot, const Key& key);  // selection and C_ref are enqueued as well
   // The slot of `key` if it is reusable; throws InternalError naming what is missing or stale otherwise.
   void require_reusable(int slot, const Key& key) const;
   void release(int slot, const Key& key);

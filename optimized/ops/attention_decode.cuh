@@ -15,13 +15,13 @@ namespace loopgauge::optimized {
 struct AttentionDecodeArguments {
   KvView kv;
   int layer = 0;
-  const __nv_bfloat16* q = nullptr;        // [rows, heads, head_dim] after RoPE, rows q_row_stride elements apart
+  const __nv_bfloat16* q = nullptr;  // [rows, heads, head_dim] after RoPE, rows q_row_stride elements apart
   std::int64_t q_row_stride = 0;
-  const QueryRow* rows = nullptr;          // [row_count]
+  const QueryRow* rows = nullptr;  // [row_count]
   int row_count = 0;
-  int max_length = 0;                      // host bound: every row's position + 1 is at most this (sizes the grid, never a result)
-  __nv_bfloat16* output = nullptr;         // [rows, heads * head_dim]
-  void* workspace = nullptr;               // attention_decode_workspace_bytes
+  int max_length = 0;               // host bound: every row's position + 1 is at most this (sizes the grid, never a result)
+  __nv_bfloat16* output = nullptr;  // [rows, heads * head_dim]
+  void* workspace = nullptr;        // attention_decode_workspace_bytes
   Fault fault = Fault::none;
 };
 

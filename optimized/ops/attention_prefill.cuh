@@ -19,24 +19,26 @@ inline constexpr int kPrefillTileRows = 64;
 struct PrefillSegment {
   std::int32_t request = 0;
   std::int32_t loop = 1;
-  std::int32_t encoded_frontier = 0;   // multiple of 64; positions below are read encoded (`streaming`: the start of the rows' window), else 0
-  std::int32_t row_begin = 0;          // index into q, positions and output
+  std::int32_t encoded_frontier =
+      0;                       // multiple of 64; positions below are read encoded (`streaming`: the start of the rows' window), else 0
+  std::int32_t row_begin = 0;  // index into q, positions and output
   std::int32_t row_count = 0;
 };
-using PrefillTile = PrefillSegment;    // at most kPrefillTileRows rows
+using PrefillTile = PrefillSegment;  // at most kPrefillTileRows rows
 
-// Cuts segments into tiles, longest history last; the result does not depend on the cut.
+// Cuts segments into tiles, in order; the result does not depend on the cut.
 std::vector<PrefillTile> make_prefill_tiles(std::span<const PrefillSegment> segments);
 
 struct AttentionPrefillArguments {
   KvView kv;
   int layer = 0;
-  const __nv_bfloat16* q = nullptr;           // [rows, heads, head_dim] after RoPE, rows q_row_stride elements apart
-  std::int64_t q_row_stride = 0;              // >= heads * head_dim
-  const std::int32_t* positions = nullptr;    // [rows] absolute position of each row; negative: padding, its output is not written
-  const PrefillTile* tiles = nullptr;         // [tile_count]
+  const __nv_bfloat16* q = nullptr;         // [rows, heads, head_dim] after RoPE, rows q_row_stride elements apart
+  std::int64_t q_row_stride = 0;            // >= heads * head_dim
+  const std::int32_t* positions = nullptr;  // [rows] absolute position of each row; negative: padding, its output is not written
+  const PrefillTile* tiles = nullptr;       // [tile_count]
   int tile_count = 0;
-  __nv_bfloat16* output = nullptr;            // [rows, heads * head_dim]
+  bool encoded_history = false;     // some tile has encoded_frontier > 0 (sizes shared memory)
+  __nv_bfloat16* output = nullptr;  // [rows, heads * head_dim]
   Fault fault = Fault::none;
 };
 
@@ -47,7 +49,8 @@ struct AttentionPrefillArguments {
 // Numerics: products of BF16 exact, FP32 accumulation on tensor cores; online FP32 softmax; probabilities enter PV as BF16 high + low
 //   parts (relative error 2^-17), reconstructed K/V likewise; division in FP32, one rounding to BF16.
 // Determinism: key blocks of 64 absolute positions ascending; a row's bits depend on nothing but the row and its request's K/V.
-// Launch: (tiles, heads) CTAs of 128 threads, a warp owns 16 rows; 32 KiB (64 KiB with encoded history) + Q tile of shared memory.
+// Launch: (heads, tiles) CTAs of 128 threads, a warp owns 16 rows; two K/V tiles of 64 x (head_dim + 8) BF16 in shared memory, four with
+//   encoded history.
 // Traffic: per tile and head, K and V of every position up to the tile's last one, once.
 void attention_prefill(const AttentionPrefillArguments& arguments, cudaStream_t stream);
 

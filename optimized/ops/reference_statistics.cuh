@@ -16,16 +16,16 @@ namespace loopgauge::optimized {
 struct ReferenceStatisticsArguments {
   KvView kv;
   int layer = 0;
-  const __nv_bfloat16* q = nullptr;        // [rows, heads, head_dim] after RoPE, rows q_row_stride elements apart
+  const __nv_bfloat16* q = nullptr;  // [rows, heads, head_dim] after RoPE, rows q_row_stride elements apart
   std::int64_t q_row_stride = 0;
-  const QueryRow* rows = nullptr;          // [row_count], loop 2, `reference` names the slot that is written
+  const QueryRow* rows = nullptr;  // [row_count], loop 2, `reference` names the slot that is written
   int row_count = 0;
-  int max_length = 0;                      // host bound on position + 1
+  int max_length = 0;  // host bound on position + 1
   ReferenceView reference;
-  float* logits = nullptr;                 // [rows, heads, logit_stride]: scaled FP32 logits of positions 0..position; scratch of this layer
-  std::int64_t logit_stride = 0;           // >= max_length
-  __nv_bfloat16* output = nullptr;         // [rows, heads * head_dim]: bf16(O_ref)
-  void* workspace = nullptr;               // reference_statistics_workspace_bytes
+  float* logits = nullptr;          // [rows, heads, logit_stride]: scaled FP32 logits of positions 0..position; scratch of this layer
+  std::int64_t logit_stride = 0;    // >= max_length
+  __nv_bfloat16* output = nullptr;  // [rows, heads * head_dim]: bf16(O_ref)
+  void* workspace = nullptr;        // reference_statistics_workspace_bytes
   std::uint64_t* numeric_fault = nullptr;  // one word, see numeric_fault.hpp; lowered when a logit is not finite
   Fault fault = Fault::none;
 };

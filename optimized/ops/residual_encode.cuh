@@ -12,8 +12,8 @@
 namespace loopgauge::optimized {
 
 struct ResidualEncodeArguments {
-  KvView kv;                               // tables uploaded after prepare_encode
-  const EncodeTask* tasks = nullptr;       // [task_count], device memory, different blocks (or one task per block)
+  KvView kv;                          // tables uploaded after prepare_encode
+  const EncodeTask* tasks = nullptr;  // [task_count], device memory, different blocks (or one task per block)
   int task_count = 0;
   std::uint64_t* numeric_fault = nullptr;  // lowered when a group cannot be encoded
   Fault fault = Fault::none;
@@ -34,11 +34,11 @@ void residual_encode(const ResidualEncodeArguments& arguments, cudaStream_t stre
 struct KvGatherArguments {
   KvView kv;
   int layer = 0;
-  int loop = 1;                            // logical plane
-  int request = 0;                         // slot
+  int loop = 1;     // logical plane
+  int request = 0;  // slot
   int encoded_frontier = 0;
-  int begin = 0, end = 0;                  // positions
-  float* k = nullptr;                      // [heads, end - begin, head_dim]
+  int begin = 0, end = 0;  // positions
+  float* k = nullptr;      // [heads, end - begin, head_dim]
   float* v = nullptr;
 };
 // Specification clause and reference counterpart: SPEC.md "Terms" (LAST_EXITED), "KV base and residual quantization" (X_hat in FP32).

@@ -14,10 +14,10 @@ namespace loopgauge::optimized {
 struct SelectKeysArguments {
   KvShape shape;
   int layer = 0;
-  const QueryRow* rows = nullptr;          // [row_count]; n = position + 1 logits each, `reference` names the slot that is written
+  const QueryRow* rows = nullptr;  // [row_count]; n = position + 1 logits each, `reference` names the slot that is written
   int row_count = 0;
-  int key_fraction_bp = 1000;              // 1..10000; k = max(1, ceil(bp * n / 10000))
-  const float* logits = nullptr;           // [rows, heads, logit_stride]
+  int key_fraction_bp = 1000;     // 1..10000; k = max(1, ceil(bp * n / 10000))
+  const float* logits = nullptr;  // [rows, heads, logit_stride]
   std::int64_t logit_stride = 0;
   ReferenceView reference;                 // `selected` is written
   std::uint64_t* numeric_fault = nullptr;  // lowered when a logit is not finite; the selection of that row is then unspecified

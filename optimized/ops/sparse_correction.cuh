@@ -16,14 +16,14 @@ namespace loopgauge::optimized {
 struct SparseCorrectionArguments {
   KvView kv;
   int layer = 0;
-  const __nv_bfloat16* q = nullptr;        // [rows, heads, head_dim] after RoPE, rows q_row_stride elements apart
+  const __nv_bfloat16* q = nullptr;  // [rows, heads, head_dim] after RoPE, rows q_row_stride elements apart
   std::int64_t q_row_stride = 0;
-  const QueryRow* rows = nullptr;          // [row_count], loop 3 or 4, `reference` names a reusable slot
+  const QueryRow* rows = nullptr;  // [row_count], loop 3 or 4, `reference` names a reusable slot
   int row_count = 0;
-  int max_length = 0;                      // host bound on position + 1
+  int max_length = 0;  // host bound on position + 1
   ReferenceView reference;
-  __nv_bfloat16* output = nullptr;         // [rows, heads * head_dim]
-  void* workspace = nullptr;               // sparse_correction_workspace_bytes
+  __nv_bfloat16* output = nullptr;  // [rows, heads * head_dim]
+  void* workspace = nullptr;        // sparse_correction_workspace_bytes
   Fault fault = Fault::none;
 };
 
