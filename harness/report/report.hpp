@@ -192,10 +192,11 @@ StatusCounts count_statuses(const Report& report);
 inline constexpr std::string_view kNotReached = "the sweep ended before this case";
 
 // Maximum over the rows that decide: where there is no device, rows of the optimized column that were not run are stated but do not
-// decide. A report that lacks cases of its own request (an incomplete merge) is at best not_run, and so is one without rows.
+// decide. A report that lacks cases of its own request (an incomplete merge) is at best not_run, and so is one without a
+// passed row; a shard to which no case falls is skipped.
 CaseStatus verdict(const Report& report);
 // passed, skipped: 0; not_run: 5 (incomplete coverage); failed: 1; error: 6.
-int exit_code(CaseStatus verdict);
+int exit_code_of(CaseStatus verdict);
 // "12 passed, 0 failed, 8 skipped": errors count as failed, not-run rows as skipped. The stable last line of a sweep and a gate.
 std::string summary_line(const StatusCounts& counts);
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <set>
 #include <span>
 #include <utility>
 
@@ -22,11 +23,6 @@ const Trace& find_trace(const std::vector<Trace>& traces, const std::string& nam
     if (trace.name == name) return trace;
   }
   throw InternalError("a case refers to the trace '" + name + "' which the sweep does not hold");
-}
-
-bool has_exit_depths(const Trace& trace) {
-  return std::all_of(trace.requests.begin(), trace.requests.end(),
-                     [](const TraceRequest& request) { return request.max_new_tokens == 0 || !request.exit_depths.empty(); });
 }
 
 const FaultInfo& fault_info(Fault fault) {
@@ -132,30 +128,27 @@ ExecutorChoice parse_executor_choice(std::string_view text) {
   throw ConfigError("executor '" + std::string(text) + "' is not one of: reference, optimized, both");
 }
 
-std::vector<SweepCase> requested_cases(const std::vector<Trace>& traces, const std::vector<std::string>& filters, const ModelConfig& model) {
-  std::vector<CaseTrace> named;
+std::vector<SweepCase> numbered_cases(const std::vector<Case>& cases, const std::vector<Trace>& traces, const ModelConfig& model) {
   for (const Trace& trace : traces) {
     const std::vector<std::string> faults = trace_faults(trace, model);
     if (!faults.empty()) throw TraceError("trace '" + trace.name + "' does not fit the model: " + faults.front());
-    if (std::any_of(named.begin(), named.end(), [&](const CaseTrace& other) { return other.name == trace.name; })) {
-      throw ConfigError("two traces are named '" + trace.name + "': a case id would mean either");
-    }
-    named.push_back({trace.name, has_exit_depths(trace)});
   }
-  const std::vector<ModeSpec> modes = default_modes();
-  std::vector<SweepCase> cases;
-  for (Case& value : enumerate_cases(named, modes)) {
-    const std::string id = case_id(value);
-    const bool wanted = filters.empty() || std::any_of(filters.begin(), filters.end(), [&](const std::string& filter) { return glob_match(filter, id); });
-    if (!wanted) continue;
+  std::vector<SweepCase> numbered;
+  for (const Case& value : cases) {
+    find_trace(traces, value.trace);
     require_runnable(value);
     EffectiveConfig::resolve(value.config, model);
-    cases.push_back({static_cast<std::int64_t>(cases.size()), std::move(value)});
+    numbered.push_back({std::ssize(numbered), value});
   }
-  if (cases.empty()) {
-    std::string text;
-    for (const std::string& filter : filters) text += (text.empty() ? "'" : ", '") + filter + "'";
-    throw ConfigError("no case matches the filter " + text + ": `loopgauge list` prints the ids that a filter is compared with");
+  return numbered;
+}
+
+std::vector<SweepCase> shard_cases(const std::vector<SweepCase>& request, const std::vector<Case>& shard) {
+  std::set<std::string> wanted;
+  for (const Case& value : shard) wanted.insert(case_id(value));
+  std::vector<SweepCase> cases;
+  for (const SweepCase& entry : request) {
+    if (wanted.contains(case_id(entry.value))) cases.push_back(entry);
   }
   return cases;
 }
@@ -174,14 +167,6 @@ std::string request_sha256(const SweepRequest& request, const ModelConfig& model
   hash.number(static_cast<std::int64_t>(request.traces.size()));
   for (const Trace& trace : request.traces) add_trace(hash, trace);
   return hash.hex();
-}
-
-std::vector<SweepCase> shard_cases(const std::vector<SweepCase>& cases, const Shard& shard) {
-  std::vector<SweepCase> mine;
-  for (const SweepCase& entry : cases) {
-    if (in_shard(settings_text(entry.value.config) + "/" + entry.value.trace, shard)) mine.push_back(entry);
-  }
-  return mine;
 }
 
 std::vector<CaseResult> planned_rows(const SweepRequest& request, const std::vector<SweepCase>& cases, const SweepExecutors& executors,

@@ -35,15 +35,14 @@ struct SweepRequest {
   CaseRunnerOptions runner;
 };
 
-// The cases of `traces` that match one of `filters` (none: all). Throws ConfigError when nothing matches, TraceError for a trace that
-// does not fit the model, ConfigError for a configuration that the model cannot have: before anything runs.
-std::vector<SweepCase> requested_cases(const std::vector<Trace>& traces, const std::vector<std::string>& filters, const ModelConfig& model);
+// `cases` with their ordinals. Throws, before anything runs: TraceError for a trace that does not fit the model, ConfigError for a
+// configuration that the model cannot have or an illegal case, UnsupportedError for a mode without a planner.
+std::vector<SweepCase> numbered_cases(const std::vector<Case>& cases, const std::vector<Trace>& traces, const ModelConfig& model);
+// Those of `request` that are in `shard`, with the ordinals of the request.
+std::vector<SweepCase> shard_cases(const std::vector<SweepCase>& request, const std::vector<Case>& shard);
 
 // Identity of the whole request: what runs, on what tokens.
 std::string request_sha256(const SweepRequest& request, const ModelConfig& model);
-
-// The part of the request that one shard runs. Cases of one setting and trace stay together, whatever their mode, because they share runs.
-std::vector<SweepCase> shard_cases(const std::vector<SweepCase>& cases, const Shard& shard);
 
 // Which executors can run. `optimized` may be null, then `device` says why.
 struct SweepExecutors {

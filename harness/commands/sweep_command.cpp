@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+// `loopgauge sweep`: every case of a selection on the reference and the optimized runtime, judged, into one report.
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <filesystem>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "harness/byte_text.hpp"
+#include "harness/commands/case_selection.hpp"
+#include "harness/commands/command.hpp"
+#include "harness/commands/common_options.hpp"
+#include "harness/interrupt.hpp"
+#include "harness/io/data_paths.hpp"
+#include "harness/io/trace_file.hpp"
+#include "harness/progress.hpp"
+#include "harness/provenance.hpp"
+#include "harness/report/render.hpp"
+#include "harness/report/report_file.hpp"
+#include "harness/report/report_merge.hpp"
+#include "harness/sweep/sweep.hpp"
+#include "models/error.hpp"
+#include "optimized/cuda_executor.hpp"
+#include "reference/reference_executor.hpp"
+
+namespace loopgauge::harness {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// A killed sweep loses at most this much work, and writing takes at most a twentieth of the time.
+constexpr std::chrono::seconds kWriteInterval{10};
+constexpr int kWriteShare = 20;
+
+struct SweepOptions {
+  explicit SweepOptions(CLI::App& command) : selection(command) {}
+  CaseSelectionOptions selection;
+  std::string checkpoint;
+  std::string executor = "both";
+  std::string report = "loopgauge-report.h5";
+  std::string mutant;
+  std::string output = "console";
+  std::uint64_t seed = DriftOptions{}.seed;
+  bool resume = false;
+  bool repeat = false;
+  bool list_mutants = false;
+};
+
+void print_mutants() {
+  for (const FaultInfo& info : planted_faults()) {
+    std::cout << info.name << "\t" << (info.needs.empty() ? "any" : info.needs) << "\t" << info.description << "\n";
+  }
+}
+
+Renderer find_renderer(const std::string& output) {
+  std::vector<std::string_view> words;
+  for (const RendererInfo& info : renderers()) {
+    if (info.name == output) return info.render;
+    words.push_back(info.name);
+  }
+  require_output(output, words);
+  throw InternalError("--output has a word without a renderer");
+}
+
+std::string model_config_json(const ModelConfig& model) {
+  return nlohmann::json{{"layers", model.layers},   {"loops", model.loops},   {"hidden", model.hidden},
+                        {"heads", model.heads},     {"head_dim", model.head_dim}, {"intermediate", model.intermediate},
+                        {"vocab", model.vocab},     {"max_positions", model.max_positions}}
+      .dump();
+}
+
+// Everything of one sweep that exists before the first case runs.
+struct Sweep {
+  SweepRequest request;
+  std::vector<SweepCase> cases;            // of the shard
+  Checkpoint checkpoint;
+  std::unique_ptr<Executor> reference, optimized;
+  SweepExecutors executors;
+  Report report;
+};
+
+void select_executors(Sweep& sweep) {
+  const optimized::DeviceStatus device = optimized::device_status();
+  sweep.executors.device = device.description;
+  if (sweep.request.executors == ExecutorChoice::optimized && !device.available) {
+    throw UnsupportedError("--executor optimized: " + device.description + "; --executor reference needs no device");
+  }
+  if (sweep.request.executors != ExecutorChoice::optimized) {
+    sweep.reference = reference::make_reference_executor(sweep.checkpoint);
+    sweep.executors.reference = sweep.reference.get();
+  }
+  if (sweep.request.executors != ExecutorChoice::reference && device.available) {
+    sweep.optimized = optimized::make_cuda_executor(sweep.checkpoint);
+    sweep.executors.optimized = sweep.optimized.get();
+  }
+}
+
+ReportMeta make_meta(const Sweep& sweep, const SweepOptions& options, const CaseSelection& selection) {
+  const BuildInfo& build = build_info();
+  const HostInfo host = host_info();
+  const SweepRequest& request = sweep.request;
+  ReportMeta meta;
+  meta.tool_version = build.version;
+  meta.source_revision = build.revision;
+  meta.compiler = build.compiler + ", " + build.build_type + ", " + build.cuda;
+  meta.model_sha256 = sweep.checkpoint.sha256;
+  meta.model_config = model_config_json(sweep.checkpoint.config);
+  meta.device = sweep.executors.device;
+  meta.device_available = sweep.executors.optimized != nullptr;
+  meta.cpu = host.cpu + ", " + std::to_string(host.threads) + " threads";
+  meta.set = request.set;
+  meta.set_sha256 = request_sha256(request, sweep.checkpoint.config);
+  meta.executors = to_string(request.executors);
+  meta.mutant = request.mutant == Fault::none ? "" : to_string(request.mutant);
+  meta.configuration = nlohmann::json{{"repeat_with_taps", request.runner.repeat_with_taps}, {"reference_profile", "declared"}}.dump();
+  meta.command_line = command_line();
+  meta.seed = std::to_string(options.seed);
+  meta.shard = selection.shard;
+  meta.started = utc_timestamp();
+  meta.finished = meta.started;
+  // Counted over the rows of the whole request: a mutant leaves out the cases in which it cannot act.
+  std::vector<std::int64_t> ordinals;
+  for (const CaseResult& row : planned_rows(request, request.cases, sweep.executors, sweep.checkpoint.config)) ordinals.push_back(row.ordinal);
+  ordinals.erase(std::unique(ordinals.begin(), ordinals.end()), ordinals.end());
+  meta.case_count = std::ssize(ordinals);
+  meta.title = (meta.mutant.empty() ? "sweep of " : "mutant " + meta.mutant + " over ") +
+               (request.set == "traces" ? "trace files" : "set " + request.set) + ", " + std::to_string(meta.case_count) + " cases";
+  return meta;
+}
+
+// Reads and validates everything; nothing is written before this succeeds.
+void prepare(Sweep& sweep, const SweepOptions& options) {
+  const CaseSelection selection = options.selection.resolve();
+  SweepRequest& request = sweep.request;
+  request.executors = parse_executor_choice(options.executor);
+  if (!options.mutant.empty()) {
+    request.mutant = parse_fault(options.mutant);
+    if (request.executors == ExecutorChoice::optimized) throw ConfigError("--mutant plants its fault in the reference; it cannot be combined with --executor optimized");
+    request.executors = ExecutorChoice::reference;
+  }
+  request.set = selection.set.empty() ? "traces" : selection.set;
+  request.runner.repeat_with_taps = options.repeat || request.set == "smoke";
+  request.runner.drift.seed = options.seed;
+
+  sweep.checkpoint = load_checkpoint(options.checkpoint.empty() ? default_checkpoint() : std::filesystem::path(options.checkpoint));
+  request.runner.drift.byte_level = sweep.checkpoint.config.vocab == kByteVocabulary;
+  for (const Case& value : selection.request) {
+    const bool known = std::any_of(request.traces.begin(), request.traces.end(), [&](const Trace& trace) { return trace.name == value.trace; });
+    if (!known) request.traces.push_back(read_trace(selection.trace_files.at(value.trace)));
+  }
+  request.cases = numbered_cases(selection.request, request.traces, sweep.checkpoint.config);
+  sweep.cases = shard_cases(request.cases, selection.cases);
+  select_executors(sweep);
+
+  sweep.report.meta = make_meta(sweep, options, selection);
+  if (sweep.report.meta.case_count == 0) {
+    throw ConfigError("mutant " + options.mutant + " cannot act in any selected case: it needs the switches that `sweep --list-mutants` prints");
+  }
+  sweep.report.cases = planned_rows(request, sweep.cases, sweep.executors, sweep.checkpoint.config);
+}
+
+// Takes over what the report of an earlier, killed sweep has finished.
+void resume(Sweep& sweep, const std::filesystem::path& path) {
+  if (!std::filesystem::exists(path)) return;
+  Report earlier = read_report(path);
+  std::vector<std::string> differences = request_differences(earlier.meta, sweep.report.meta, path.string(), "this sweep");
+  if (earlier.meta.shard != sweep.report.meta.shard) {
+    differences.push_back("shard is '" + earlier.meta.shard + "' in " + path.string() + " and '" + sweep.report.meta.shard + "' in this sweep");
+  }
+  if (!differences.empty()) throw ConfigError("--resume cannot continue: " + differences.front() + "; choose another --report or leave out --resume");
+  earlier.meta.command_line = sweep.report.meta.command_line;
+  sweep.report = std::move(earlier);
+}
+
+void write_now(Report& report, const std::filesystem::path& path) {
+  report.meta.finished = utc_timestamp();
+  write_report(path, report);
+}
+
+void execute(Sweep& sweep, const std::filesystem::path& path) {
+  Progress progress("sweep", std::ssize(sweep.report.cases));
+  Clock::time_point written = Clock::now();
+  Clock::duration interval = kWriteInterval;
+  const auto before = [&](const CaseResult& row, std::int64_t done, std::int64_t) { progress.update(done, row.id + " (" + row.executor + ")"); };
+  const auto after = [&](const Report&, std::int64_t, std::int64_t) {
+    if (interrupted()) return false;
+    if (Clock::now() - written >= interval) {
+      const Clock::time_point start = Clock::now();
+      write_now(sweep.report, path);
+      written = Clock::now();
+      interval = std::max<Clock::duration>(kWriteInterval, kWriteShare * (written - start));
+    }
+    return true;
+  };
+  write_now(sweep.report, path);  // an unwritable path shows before the work, not after it
+  try {
+    run_sweep(sweep.request, sweep.executors, sweep.checkpoint, sweep.report, before, after);
+  } catch (const Interrupted&) {
+    write_now(sweep.report, path);
+    throw;
+  }
+  write_now(sweep.report, path);
+  throw_if_interrupted();
+}
+
+void run(const SweepOptions& options, int& exit_code) {
+  const Renderer render = find_renderer(options.output);
+  Sweep sweep;
+  prepare(sweep, options);
+  const std::filesystem::path path = options.report;
+  if (options.resume) resume(sweep, path);
+  // Data goes to standard output; what a person reads beside it goes to standard error when the data is for programs.
+  const bool console = options.output == "console";
+  std::ostream& notes = console ? std::cout : std::cerr;
+  notes << "sweep of " << sweep.report.cases.size() << " rows, seed " << options.seed << "\n";
+  execute(sweep, path);
+  notes << "report " << path.string() << "\n\n";
+  render(sweep.report, std::cout);
+  if (!console) std::cerr << summary_line(count_statuses(sweep.report)) << "\n";
+  exit_code = exit_code_of(verdict(sweep.report));
+}
+
+}  // namespace
+
+void add_sweep_command(CLI::App& app, int& exit_code) {
+  CLI::App* command = app.add_subcommand("sweep", "Run and judge every case of a selection, write one report");
+  auto options = std::make_shared<SweepOptions>(*command);
+  command->add_option("--executor", options->executor,
+                      "Columns: reference, optimized, both. Without a device, both marks the optimized column 'not run' and judges the "
+                      "reference alone; optimized exits with 4")
+      ->type_name("WORD")
+      ->capture_default_str();
+  command->add_option("--checkpoint", options->checkpoint, "Model folder in the Hugging Face layout (default: the shipped ouro-tiny)")->type_name("DIR");
+  command->add_option("--report", options->report, "Report to write; replaced if it exists")->type_name("FILE")->capture_default_str();
+  command->add_flag("--resume", options->resume,
+                    "Continue the report of a killed sweep with the same request; starts anew when the file does not exist");
+  command->add_option("--seed", options->seed, "Seed of the bootstrap intervals")->type_name("N")->capture_default_str();
+  command->add_flag("--repeat", options->repeat, "Run every case a second time with taps attached and require equal bits (always on for --set smoke)");
+  CLI::Option* mutant = command->add_option("--mutant", options->mutant, "Plant a known fault in the reference; the sweep must fail")->type_name("NAME");
+  command->add_flag("--list-mutants", options->list_mutants, "Print the faults: name, switches they need, description")->excludes(mutant);
+  command->add_option("--output", options->output, "console, json, csv")->type_name("FORMAT")->capture_default_str();
+  command->footer(
+      "Examples:\n"
+      "  loopgauge sweep --set smoke --report smoke.h5\n"
+      "  loopgauge sweep --set ci --filter '*q1:streaming*' --executor reference\n"
+      "  loopgauge sweep --set ci --shard 2/4 --report shard-2.h5 --resume\n"
+      "  loopgauge sweep --set smoke --mutant early_flush\n"
+      "Exit codes: 0 passed; 1 a case failed; 4 no device for --executor optimized; 5 a requested case was not run; 6 a case could not\n"
+      "be judged.");
+  command->callback([options, &exit_code] {
+    exit_code = 0;
+    if (options->list_mutants) {
+      print_mutants();
+    } else {
+      run(*options, exit_code);
+    }
+  });
+}
+
+}  // namespace loopgauge::harness

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "harness/report/render.hpp"
+
+namespace loopgauge::harness {
+
+std::span<const RendererInfo> renderers() {
+  static constexpr RendererInfo list[] = {
+      {"console", "Tables for a terminal: verdict, failures, status, drift, memory (default)", render_terminal},
+      {"json", "Everything the report holds", render_json},
+      {"csv", "One line per case and executor", render_csv},
+  };
+  return list;
+}
+
+}  // namespace loopgauge::harness

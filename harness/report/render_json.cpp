@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <ostream>
+
+#include "harness/report/render.hpp"
+#include "harness/report/report_file.hpp"
+#include "harness/report/schema.hpp"
+
+namespace loopgauge::harness {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+template <class Row>
+Json row_json(const Row& row) {
+  Json json = Json::object();
+  for (const Column<Row>& column : columns<Row>()) {
+    std::visit(
+        [&](auto member) {
+          using T = std::remove_cvref_t<decltype(row.*member)>;
+          Json& cell = json[std::string(column.name)];
+          if constexpr (std::is_same_v<T, CaseStatus>) cell = std::string(to_string(row.*member));
+          else if constexpr (std::is_same_v<T, double>) cell = std::isfinite(row.*member) ? Json(row.*member) : Json(nullptr);
+          else cell = row.*member;
+        },
+        column.member);
+  }
+  return json;
+}
+
+}  // namespace
+
+void render_json(const Report& report, std::ostream& out) {
+  const StatusCounts counts = count_statuses(report);
+  Json json;
+  json["format"] = std::string(kReportFormat);
+  json["schema_version"] = std::to_string(kReportMajor) + "." + std::to_string(kReportMinor);
+  json["verdict"] = std::string(to_string(verdict(report)));
+  json["status"] = is_complete(report) ? "complete" : "incomplete";
+  json["counts"] = {{"passed", counts.passed}, {"failed", counts.failed}, {"error", counts.error}, {"skipped", counts.skipped}, {"not_run", counts.not_run}};
+  json["meta"] = row_json(report.meta);
+  json["cases"] = Json::array();
+  for (const CaseResult& result : report.cases) {
+    Json entry = row_json(result);
+    visit_tables([&](const char* name, const char*, auto table) {
+      if ((result.*table).empty()) return;
+      Json rows = Json::array();
+      for (const auto& row : result.*table) rows.push_back(row_json(row));
+      entry[name] = std::move(rows);
+    });
+    json["cases"].push_back(std::move(entry));
+  }
+  // A reason may quote bytes of a file: what is not UTF-8 is replaced instead of ending the rendering.
+  out << json.dump(1, ' ', false, Json::error_handler_t::replace) << "\n";
+}
+
+}  // namespace loopgauge::harness

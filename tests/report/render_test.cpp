@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "harness/report/render.hpp"
+#include "harness/report/schema.hpp"
+#include "harness/report/summary.hpp"
+#include "tests/report/sample_report.hpp"
+
+namespace loopgauge::harness {
+namespace {
+
+std::string rendered(Renderer render, const Report& report) {
+  std::ostringstream out;
+  render(report, out);
+  return out.str();
+}
+
+// The fields of RFC 4180 text.
+std::vector<std::vector<std::string>> parse_csv(const std::string& text) {
+  std::vector<std::vector<std::string>> rows{{""}};
+  bool quoted = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (quoted) {
+      if (c != '"') rows.back().back() += c;
+      else if (i + 1 < text.size() && text[i + 1] == '"') rows.back().back() += text[++i];
+      else quoted = false;
+    } else if (c == '"') quoted = true;
+    else if (c == ',') rows.back().emplace_back();
+    else if (c == '\n') rows.push_back({""});
+    else rows.back().back() += c;
+  }
+  rows.pop_back();
+  return rows;
+}
+
+TEST(Render, CsvReadsBackCellByCell) {
+  const Report report = sample_report();
+  const auto rows = parse_csv(rendered(render_csv, report));
+  ASSERT_EQ(rows.size(), report.cases.size() + 1);
+  const auto list = columns<CaseResult>();
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    ASSERT_EQ(rows[r].size(), list.size()) << "line " << r;
+    for (std::size_t c = 0; c < list.size(); ++c) {
+      EXPECT_EQ(rows[r][c], r == 0 ? std::string(list[c].name) : cell_text(report.cases[r - 1], list[c]));
+    }
+  }
+}
+
+TEST(Render, JsonHoldsEveryCellAndTable) {
+  const Report report = sample_report();
+  const auto json = nlohmann::json::parse(rendered(render_json, report));
+  EXPECT_EQ(json["verdict"], "failed");
+  EXPECT_EQ(json["counts"]["not_run"], 1);
+  EXPECT_EQ(json["meta"]["command_line"], report.meta.command_line);
+  ASSERT_EQ(json["cases"].size(), report.cases.size());
+  for (std::size_t n = 0; n < report.cases.size(); ++n) {
+    const auto& entry = json["cases"][n];
+    for (const Column<CaseResult>& column : columns<CaseResult>()) EXPECT_TRUE(entry.contains(std::string(column.name))) << column.name;
+    visit_tables([&](const char* name, const char*, auto table) {
+      const std::size_t expected = (report.cases[n].*table).size();
+      EXPECT_EQ(entry.contains(name) ? entry[name].size() : 0, expected) << name;
+    });
+  }
+  EXPECT_EQ(json["cases"][0]["kl_mean"], 0.014);
+  EXPECT_TRUE(json["cases"][2]["kl_mean"].is_null());
+  EXPECT_EQ(json["cases"][0]["drift"][0]["same_top1"], false);
+}
+
+TEST(Render, TerminalPutsVerdictFirstAndCountsLast) {
+  const std::string text = rendered(render_terminal, sample_report());
+  EXPECT_EQ(text.substr(0, text.find('\n')), "FAILED: sweep of set sample, 2 cases");
+  EXPECT_TRUE(text.ends_with("\n1 passed, 1 failed, 2 skipped\n")) << text;
+  EXPECT_NE(text.find("optimized: 1 skipped, 1 not run\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("not run: no CUDA device (1 case)"), std::string::npos) << text;
+  EXPECT_NE(text.find("serial/t1s0q0/trace-1 (reference) failed"), std::string::npos) << text;
+}
+
+TEST(Render, TerminalNeverCallsAnUnrunColumnPassed) {
+  Report report = sample_report();
+  for (CaseResult& row : report.cases) {
+    row.status = CaseStatus::not_run;
+    row.reason = "no CUDA device";
+  }
+  const std::string text = rendered(render_terminal, report);
+  EXPECT_TRUE(text.starts_with("NOT RUN")) << text;
+  EXPECT_TRUE(text.ends_with("\n0 passed, 0 failed, 4 skipped\n")) << text;
+}
+
+TEST(Render, SameReportSameBytes) {
+  for (const RendererInfo& info : renderers()) EXPECT_EQ(rendered(info.render, sample_report()), rendered(info.render, sample_report())) << info.name;
+}
+
+TEST(Summary, PoolsDriftOverRowsOfAllTraces) {
+  Report report;
+  CaseResult a = sample_row(0, "reference", CaseStatus::passed), b = sample_row(1, "reference", CaseStatus::passed);
+  a.drift = {{0, 0, 6, 1.0, false, 0.0}, {0, 1, 7, 0.5, false, 0.0}};
+  b.drift = {{0, 0, 6, 3.0, true, 0.0}, {0, 1, 7, 0.1, true, 0.0}, {0, 2, 8, 0.0, true, 0.0}};
+  a.drift_summary = {{"bits_per_byte", "all", 2.0, 2.0, 2.0, 1, "bootstrap"}};
+  b.drift_summary = {{"bits_per_byte", "all", 5.0, 5.0, 5.0, 3, "bootstrap"}};
+  report.cases = {a, b};
+  const std::vector<SettingDrift> drifts = setting_drifts(report);
+  ASSERT_EQ(drifts.size(), 1u);
+  EXPECT_EQ(drifts[0].settings, "t1s0q0");
+  EXPECT_EQ(drifts[0].rows, 3);
+  EXPECT_DOUBLE_EQ(drifts[0].kl_mean, 0.2);
+  EXPECT_DOUBLE_EQ(drifts[0].kl_max, 0.5);
+  EXPECT_EQ(drifts[0].kl_max_where, "serial/t1s0q0/trace-0 request 0 position 7");
+  EXPECT_DOUBLE_EQ(drifts[0].same_top1, 2.0 / 3.0);
+  EXPECT_DOUBLE_EQ(drifts[0].first_token_kl, 2.0);
+  EXPECT_DOUBLE_EQ(drifts[0].bits_per_byte, 17.0 / 4.0);
+}
+
+}  // namespace
+}  // namespace loopgauge::harness
