@@ -44,11 +44,12 @@ void render_json(const Report& report, std::ostream& out) {
   json["cases"] = Json::array();
   for (const CaseResult& result : report.cases) {
     Json entry = row_json(result);
+    Json& tables = entry["tables"] = Json::object();  // apart: a table and a column are both named timing
     visit_tables([&](const char* name, const char*, auto table) {
       if ((result.*table).empty()) return;
       Json rows = Json::array();
       for (const auto& row : result.*table) rows.push_back(row_json(row));
-      entry[name] = std::move(rows);
+      tables[name] = std::move(rows);
     });
     json["cases"].push_back(std::move(entry));
   }

@@ -62,12 +62,12 @@ TEST(Render, JsonHoldsEveryCellAndTable) {
     for (const Column<CaseResult>& column : columns<CaseResult>()) EXPECT_TRUE(entry.contains(std::string(column.name))) << column.name;
     visit_tables([&](const char* name, const char*, auto table) {
       const std::size_t expected = (report.cases[n].*table).size();
-      EXPECT_EQ(entry.contains(name) ? entry[name].size() : 0, expected) << name;
+      EXPECT_EQ(entry["tables"].contains(name) ? entry["tables"][name].size() : 0, expected) << name;
     });
   }
   EXPECT_EQ(json["cases"][0]["kl_mean"], 0.014);
   EXPECT_TRUE(json["cases"][2]["kl_mean"].is_null());
-  EXPECT_EQ(json["cases"][0]["drift"][0]["same_top1"], false);
+  EXPECT_EQ(json["cases"][0]["tables"]["drift"][0]["same_top1"], false);
 }
 
 TEST(Render, TerminalPutsVerdictFirstAndCountsLast) {
