@@ -2,11 +2,14 @@
 // The optimized CUDA runtime behind the Executor interface.
 #pragma once
 
+#include <cstddef>
+#include <limits>
 #include <memory>
 #include <string>
 
 #include "models/checkpoint.hpp"
 #include "models/executor.hpp"
+#include "optimized/runtime/device_allocator.hpp"
 
 namespace loopgauge::optimized {
 
@@ -19,8 +22,27 @@ struct DeviceStatus {
 // Never throws.
 DeviceStatus device_status();
 
-// Throws UnsupportedError with device_status().description when the runtime cannot be used. `checkpoint` is copied to the device and
-// need not outlive the call.
-std::unique_ptr<Executor> make_cuda_executor(const Checkpoint& checkpoint);
+// How projections are computed. Both choices give a row the same bits whatever the number of rows beside it; they need not equal each other.
+enum class LinearImplementation {
+  automatic,                       // library
+  library,                         // cuBLASLt without workspace
+  tensor_core_tiles,               // own kernel: every output adds its 16-wide products in ascending order, in one accumulator
+};
+
+struct CudaExecutorOptions {
+  LinearImplementation linear = LinearImplementation::automatic;
+  std::size_t memory_limit_bytes = std::numeric_limits<std::size_t>::max();  // device bytes that may be live at once
+  bool poison = false;             // fresh and reused memory is filled with NaN patterns: unwritten values then show in the result
+};
+
+class CudaExecutor : public Executor {
+ public:
+  // Device bytes by category: now, and the largest since begin(). Weights are counted from construction on.
+  virtual MemoryUsage memory_usage() const = 0;
+};
+
+// Throws UnsupportedError with device_status().description when the runtime cannot be used, or naming the extent of the model that the
+// kernels do not cover; DeviceMemoryError when the weights do not fit. `checkpoint` is copied to the device and need not outlive the call.
+std::unique_ptr<CudaExecutor> make_cuda_executor(const Checkpoint& checkpoint, const CudaExecutorOptions& options = {});
 
 }  // namespace loopgauge::optimized

@@ -7,6 +7,8 @@ namespace loopgauge::optimized {
 
 DeviceStatus device_status() { return {false, false, "built without CUDA"}; }
 
-std::unique_ptr<Executor> make_cuda_executor(const Checkpoint&) { throw UnsupportedError("the CUDA runtime cannot run: " + device_status().description); }
+std::unique_ptr<CudaExecutor> make_cuda_executor(const Checkpoint&, const CudaExecutorOptions&) {
+  throw UnsupportedError("the CUDA runtime cannot run: " + device_status().description);
+}
 
 }  // namespace loopgauge::optimized

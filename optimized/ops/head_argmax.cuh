@@ -7,13 +7,18 @@
 
 namespace loopgauge::optimized {
 
+struct HeadChoice {
+  std::int32_t token;              // highest logit, ties to the lowest id
+  std::int32_t first_non_finite;   // lowest id whose logit is not finite; -1: all are
+};
+
 // Specification clause and reference counterpart: SPEC.md "Model arithmetic", argmax ties go to the lowest id; reference/ops/head_argmax.
-// Shapes and layouts: logits [rows, vocab] FP32; tokens [rows] int32.
-// Requires: vocab >= 1. A NaN never wins; a row of NaN gives token 0.
+// Shapes and layouts: logits [rows, vocab] FP32; choices [rows].
+// Requires: vocab >= 1. With a non-finite logit the token is unspecified and the row must be refused.
 // Numerics: exact; logits compare as numbers (-0 equals +0).
 // Determinism: the result does not depend on the order of the reduction.
 // Launch: one block of 512 threads a row.
 // Traffic: reads the logits once.
-void head_argmax(const float* logits, std::int32_t* tokens, int rows, int vocab, cudaStream_t stream);
+void head_argmax(const float* logits, HeadChoice* choices, int rows, int vocab, cudaStream_t stream);
 
 }  // namespace loopgauge::optimized

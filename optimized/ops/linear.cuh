@@ -5,17 +5,12 @@
 
 #include <string_view>
 
+#include "optimized/cuda_executor.hpp"
 #include "optimized/ops/numeric.cuh"
 #include "optimized/runtime/cublas_lt.hpp"
 
 namespace loopgauge::optimized {
 
-// How a projection is computed. Both give a row the same bits whatever the number of rows; they need not equal each other.
-enum class LinearImplementation {
-  automatic,          // library
-  library,            // cuBLASLt without workspace
-  tensor_core_tiles,  // own kernel: every output adds its 16-wide products in ascending order, in one accumulator
-};
 std::string_view to_string(LinearImplementation implementation);
 
 // What `automatic` means for a shape. An explicit choice is returned as it is.

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "optimized/cuda_executor.hpp"
+
+#include <optional>
+
+#include "models/error.hpp"
+#include "optimized/cuda_run.hpp"
+#include "optimized/ops/rope.cuh"
+
+namespace loopgauge::optimized {
+namespace {
+
+constexpr int kRequiredMajor = 9;  // the binary holds code for compute capability 9.0
+
+std::string version_text(int version) { return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10); }
+
+class Runtime final : public CudaExecutor {
+ public:
+  Runtime(const Checkpoint& checkpoint, const CudaExecutorOptions& options)
+      : options_(options),
+        allocator_({options.memory_limit_bytes, options.poison}),
+        sha256_(checkpoint.sha256),
+        weights_(upload_weights(checkpoint, allocator_)) {}
+
+  std::string name() const override { return "optimized"; }
+  MemoryUsage memory_usage() const override { return allocator_.usage(); }
+
+  void begin(const Trace& trace, const EffectiveConfig& config, const RunOptions& options) override {
+    run_.reset();
+    if (options.profile != Profile::declared) {
+      throw UnsupportedError("the CUDA runtime runs profile declared only, not " + std::string(to_string(options.profile)));
+    }
+    if (config.exit().mode == ExitMode::trace) {
+      for (std::size_t i = 0; i < trace.requests.size(); ++i) {
+        if (trace.requests[i].exit_depths.size() < static_cast<std::size_t>(trace.requests[i].max_new_tokens)) {
+          throw ConfigError("exit mode trace needs exit_depths for every new token; trace " + trace.name + " has none for request " + std::to_string(i));
+        }
+      }
+    }
+    extend_rope_table(longest_sequence(trace));
+    allocator_.reset_peak();
+    RunContext context;
+    context.weights = &weights_;
+    context.rope = &rope_;
+    context.library = &library_;
+    context.linear = options_.linear;
+    context.allocator = &allocator_;
+    context.stream = &stream_;
+    context.poison = options_.poison;
+    run_.emplace(context, trace, config, options);
+  }
+
+  void submit(const Submission& submission) override { run().submit(submission); }
+
+  RunRecord finish() override {
+    RunRecord record = run().finish();
+    record.model_sha256 = sha256_;
+    run_.reset();
+    return record;
+  }
+
+ private:
+  CudaRun& run() {
+    if (!run_) throw InternalError("submit() or finish() before begin()");
+    return *run_;
+  }
+
+  void extend_rope_table(int positions) {
+    if (positions <= rope_.positions) return;
+    const RopeTable table = make_rope_table(positions, weights_.config.head_dim, weights_.config.rope_theta);
+    const std::size_t bytes = table.cosine.size() * sizeof(std::uint16_t);
+    rope_ = {};
+    DeviceRopeTable fresh{allocator_.allocate(MemoryCategory::weights, bytes), allocator_.allocate(MemoryCategory::weights, bytes), positions};
+    LOOPGAUGE_CUDA_CHECK(cudaMemcpy(fresh.cosine.data(), table.cosine.data(), bytes, cudaMemcpyHostToDevice));
+    LOOPGAUGE_CUDA_CHECK(cudaMemcpy(fresh.sine.data(), table.sine.data(), bytes, cudaMemcpyHostToDevice));
+    rope_ = std::move(fresh);
+  }
+
+  const CudaExecutorOptions options_;
+  DeviceAllocator allocator_;
+  std::string sha256_;
+  DeviceWeights weights_;
+  DeviceRopeTable rope_;
+  Stream stream_;
+  CublasLt library_;
+  std::optional<CudaRun> run_;
+};
+
+}  // namespace
+
+DeviceStatus device_status() {
+  DeviceStatus status{true, false, ""};
+  int count = 0;
+  const cudaError_t counted = cudaGetDeviceCount(&count);
+  if (counted != cudaSuccess || count == 0) {
+    cudaGetLastError();  // an absent device is an answer, not an error of the next call
+    status.description = "no CUDA device";
+    if (counted != cudaSuccess && counted != cudaErrorNoDevice) status.description += std::string(" (") + cudaGetErrorString(counted) + ")";
+    return status;
+  }
+  cudaDeviceProp properties{};
+  int device = 0, driver = 0, runtime = 0;
+  if (cudaGetDevice(&device) != cudaSuccess || cudaGetDeviceProperties(&properties, device) != cudaSuccess ||
+      cudaDriverGetVersion(&driver) != cudaSuccess || cudaRuntimeGetVersion(&runtime) != cudaSuccess) {
+    status.description = std::string("the CUDA device does not answer (") + cudaGetErrorString(cudaGetLastError()) + ")";
+    return status;
+  }
+  const std::string capability = std::to_string(properties.major) + "." + std::to_string(properties.minor);
+  status.description = std::string(properties.name) + ", compute capability " + capability + ", driver supports CUDA " + version_text(driver) +
+                       ", runtime CUDA " + version_text(runtime);
+  if (properties.major != kRequiredMajor) {
+    status.description += ": this binary needs compute capability " + std::to_string(kRequiredMajor) + ".x";
+    return status;
+  }
+  status.available = true;
+  return status;
+}
+
+std::unique_ptr<CudaExecutor> make_cuda_executor(const Checkpoint& checkpoint, const CudaExecutorOptions& options) {
+  const DeviceStatus status = device_status();
+  if (!status.available) throw UnsupportedError("the CUDA runtime cannot run: " + status.description);
+  return std::make_unique<Runtime>(checkpoint, options);
+}
+
+}  // namespace loopgauge::optimized

@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "optimized/forward_pass.hpp"
+
+#include <algorithm>
+
+#include "optimized/ops/attention_decode.cuh"
+#include "optimized/ops/kv_append.cuh"
+#include "optimized/ops/reference_statistics.cuh"
+#include "optimized/ops/residual_add.cuh"
+#include "optimized/ops/rms_norm.cuh"
+#include "optimized/ops/rope.cuh"
+#include "optimized/ops/select_keys.cuh"
+#include "optimized/ops/sparse_correction.cuh"
+#include "optimized/ops/swiglu.cuh"
+#include "optimized/ops/update_score.cuh"
+
+namespace loopgauge::optimized {
+
+ForwardPass::ForwardPass(const ForwardContext& context)
+    : context_(context),
+      width_(context.weights->config.projection_width()),
+      shape_{context.weights->config.layers, context.weights->config.heads, context.weights->config.head_dim},
+      stream_rows_(*context.allocator, MemoryCategory::hidden_rows),
+      previous_(*context.allocator, MemoryCategory::hidden_rows),
+      output_(*context.allocator, MemoryCategory::hidden_rows),
+      normed_(*context.allocator, MemoryCategory::workspace),
+      qkv_(*context.allocator, MemoryCategory::workspace),
+      attended_(*context.allocator, MemoryCategory::workspace),
+      projected_(*context.allocator, MemoryCategory::workspace),
+      gate_up_(*context.allocator, MemoryCategory::workspace),
+      activated_(*context.allocator, MemoryCategory::workspace),
+      scores_(*context.allocator, MemoryCategory::workspace),
+      logits_(*context.allocator, MemoryCategory::workspace),
+      attention_workspace_(*context.allocator, MemoryCategory::workspace),
+      attention_logits_(*context.allocator, MemoryCategory::workspace),
+      rows_(*context.allocator, MemoryCategory::workspace),
+      dense_rows_(*context.allocator, MemoryCategory::workspace),
+      reference_rows_(*context.allocator, MemoryCategory::workspace),
+      sparse_rows_(*context.allocator, MemoryCategory::workspace),
+      positions_(*context.allocator, MemoryCategory::workspace),
+      tiles_(*context.allocator, MemoryCategory::workspace) {}
+
+Bfloat16* ForwardPass::input(int rows) {
+  const ModelConfig& model = context_.weights->config;
+  const auto n = static_cast<std::size_t>(rows);
+  previous_.reserve<Bfloat16>(n * model.hidden);
+  output_.reserve<Bfloat16>(n * model.hidden);
+  normed_.reserve<Bfloat16>(n * model.hidden);
+  qkv_.reserve<Bfloat16>(n * 3 * width_);
+  attended_.reserve<Bfloat16>(n * width_);
+  projected_.reserve<Bfloat16>(n * model.hidden);
+  gate_up_.reserve<Bfloat16>(n * 2 * model.intermediate);
+  activated_.reserve<Bfloat16>(n * model.intermediate);
+  scores_.reserve<float>(n);
+  return stream_rows_.reserve<Bfloat16>(n * model.hidden);
+}
+
+void ForwardPass::upload(const RowBatch& batch) {
+  std::vector<std::int32_t> positions;
+  for (const QueryRow& row : batch.rows) positions.push_back(row.position);
+  rows_.upload<QueryRow>(batch.rows, context_.stream);
+  positions_.upload<std::int32_t>(positions, context_.stream);
+  const std::vector<PrefillTile> tiles = make_prefill_tiles(batch.segments);
+  tile_count_ = static_cast<int>(tiles.size());
+  tiles_.upload<PrefillTile>(tiles, context_.stream);
+
+  // Each kind of attention sees the decode rows in place; rows of another kind are padding to it.
+  dense_count_ = reference_count_ = sparse_count_ = max_length_ = 0;
+  std::vector<QueryRow> dense, reference, sparse;
+  for (int i = 0; i < batch.decode_rows; ++i) {
+    const QueryRow& row = batch.rows[static_cast<std::size_t>(i)];
+    QueryRow padding = row;
+    padding.request = -1;
+    const bool is_sparse = context_.sparse_decode && row.loop >= 3;
+    const bool is_reference = context_.sparse_decode && row.loop == 2;
+    dense.push_back(is_sparse || is_reference ? padding : row);
+    reference.push_back(is_reference ? row : padding);
+    sparse.push_back(is_sparse ? row : padding);
+    sparse_count_ += is_sparse;
+    reference_count_ += is_reference;
+    dense_count_ += !is_sparse && !is_reference;
+    max_length_ = std::max(max_length_, row.position + 1);
+  }
+  if (dense_count_ > 0) dense_rows_.upload<QueryRow>(dense, context_.stream);
+  if (reference_count_ > 0) reference_rows_.upload<QueryRow>(reference, context_.stream);
+  if (sparse_count_ > 0) sparse_rows_.upload<QueryRow>(sparse, context_.stream);
+}
+
+void ForwardPass::run(const RowBatch& batch, KvCache& kv, const ReferenceStore* references, std::uint64_t* numeric_fault, RowObserver* observer) {
+  const DeviceWeights& weights = *context_.weights;
+  const ModelConfig& model = weights.config;
+  const cudaStream_t stream = context_.stream;
+  const int rows = batch.size();
+  const float epsilon = model.rms_norm_eps;
+  upload(batch);
+
+  Bfloat16* const x = stream_rows_.as<Bfloat16>();
+  Bfloat16* const normed = normed_.as<Bfloat16>();
+  Bfloat16* const qkv = qkv_.as<Bfloat16>();
+  Bfloat16* const projected = projected_.as<Bfloat16>();
+  const std::int64_t qkv_stride = 3 * static_cast<std::int64_t>(width_);
+  const auto* positions = positions_.as<std::int32_t>();
+  const auto* rope_cosine = context_.rope->cosine.as<Bfloat16>();
+  const auto* rope_sine = context_.rope->sine.as<Bfloat16>();
+  const auto seen = [&](std::string_view operation, int layer, const Bfloat16* values, std::int64_t stride, int width) {
+    if (observer != nullptr) observer->observe(operation, layer, values, stride, width);
+  };
+  const auto project = [&](const Bfloat16* from, const DeviceBuffer& weight, Bfloat16* to, int in, int out) {
+    linear(*context_.library, context_.linear, from, in, weight.as<Bfloat16>(), to, rows, in, out, stream);
+  };
+  // residual += norm(projected), in one pass; an observer wants the rows between the two.
+  const auto add_normed = [&](const DeviceBuffer& weight, std::string_view norm_name, std::string_view add_name, int layer) {
+    if (observer == nullptr) {
+      rms_norm_residual_add(projected, weight.as<Bfloat16>(), x, rows, model.hidden, epsilon, stream);
+      return;
+    }
+    rms_norm(projected, weight.as<Bfloat16>(), normed, rows, model.hidden, epsilon, stream);
+    seen(norm_name, layer, normed, model.hidden, model.hidden);
+    residual_add(x, normed, static_cast<std::size_t>(rows) * model.hidden, stream);
+    seen(add_name, layer, x, model.hidden, model.hidden);
+  };
+
+  // The rows that the loop began with outlive it: the score compares them with what the final norm makes.
+  if (batch.take_scores) {
+    LOOPGAUGE_CUDA_CHECK(cudaMemcpyAsync(previous_.data(), x, static_cast<std::size_t>(rows) * model.hidden * sizeof(Bfloat16),
+                                         cudaMemcpyDeviceToDevice, stream));
+  }
+
+  for (int layer = 0; layer < model.layers; ++layer) {
+    const DeviceLayerWeights& w = weights.layers[static_cast<std::size_t>(layer)];
+    const bool swapped = context_.fault == Fault::swapped_norms;
+    const DeviceBuffer& after_attention = swapped ? w.post_attention_layernorm : w.input_layernorm_2;
+    const DeviceBuffer& before_mlp = swapped ? w.input_layernorm_2 : w.post_attention_layernorm;
+
+    rms_norm(x, w.input_layernorm.as<Bfloat16>(), normed, rows, model.hidden, epsilon, stream);
+    seen("rms_norm.input_layernorm", layer, normed, model.hidden, model.hidden);
+    project(normed, w.qkv, qkv, model.hidden, 3 * width_);
+    seen("linear.q_proj", layer, qkv, qkv_stride, width_);
+    seen("linear.k_proj", layer, qkv + width_, qkv_stride, width_);
+    seen("linear.v_proj", layer, qkv + 2 * width_, qkv_stride, width_);
+    const int rotated_heads = context_.fault == Fault::key_before_rope ? model.heads : 2 * model.heads;  // q and k lie side by side
+    rope(qkv, qkv_stride, positions, rope_cosine, rope_sine, rows, rotated_heads, model.head_dim, stream);
+    seen("rope.q", layer, qkv, qkv_stride, width_);
+    seen("rope.k", layer, qkv + width_, qkv_stride, width_);
+    kv_append(qkv + width_, qkv + 2 * width_, qkv_stride, rows_.as<QueryRow>(), kv.view(), layer, rows, stream);
+    attention(batch, layer, kv, references, numeric_fault, observer);
+    seen("attention.output", layer, attended_.as<Bfloat16>(), width_, width_);
+    project(attended_.as<Bfloat16>(), w.o_proj, projected, width_, model.hidden);
+    seen("linear.o_proj", layer, projected, model.hidden, model.hidden);
+    add_normed(after_attention, "rms_norm.input_layernorm_2", "residual_add.attention", layer);
+
+    rms_norm(x, before_mlp.as<Bfloat16>(), normed, rows, model.hidden, epsilon, stream);
+    seen("rms_norm.post_attention_layernorm", layer, normed, model.hidden, model.hidden);
+    project(normed, w.gate_up, gate_up_.as<Bfloat16>(), model.hidden, 2 * model.intermediate);
+    seen("linear.gate_proj", layer, gate_up_.as<Bfloat16>(), 2 * model.intermediate, model.intermediate);
+    seen("linear.up_proj", layer, gate_up_.as<Bfloat16>() + model.intermediate, 2 * model.intermediate, model.intermediate);
+    swiglu(gate_up_.as<Bfloat16>(), activated_.as<Bfloat16>(), rows, model.intermediate, stream);
+    seen("swiglu", layer, activated_.as<Bfloat16>(), model.intermediate, model.intermediate);
+    project(activated_.as<Bfloat16>(), w.down_proj, projected, model.intermediate, model.hidden);
+    seen("linear.down_proj", layer, projected, model.hidden, model.hidden);
+    add_normed(w.post_attention_layernorm_2, "rms_norm.post_attention_layernorm_2", "residual_add.mlp", layer);
+  }
+
+  auto* output = output_.as<Bfloat16>();
+  final_norm_update_score(x, weights.norm.as<Bfloat16>(), previous_.as<Bfloat16>(), output, batch.take_scores ? scores_.as<float>() : nullptr,
+                          rows, model.hidden, epsilon, stream);
+  if (context_.fault == Fault::aliased_hidden_rows && batch.take_scores && batch.rows.back().loop == 3) {
+    // The planted fault: the loop-4 score compares the new rows with themselves.
+    final_norm_update_score(x, weights.norm.as<Bfloat16>(), output, output, scores_.as<float>(), rows, model.hidden, epsilon, stream);
+  }
+  seen("rms_norm.norm", -1, output, model.hidden, model.hidden);
+}
+
+void ForwardPass::attention(const RowBatch& batch, int layer, KvCache& kv, const ReferenceStore* references, std::uint64_t* numeric_fault,
+                            RowObserver* observer) {
+  if (batch.decode_rows > 0) decode_attention(batch, layer, kv, references, numeric_fault, observer);
+  if (tile_count_ > 0) {
+    AttentionPrefillArguments arguments;
+    arguments.kv = kv.view();
+    arguments.layer = layer;
+    arguments.q = qkv_.as<Bfloat16>();
+    arguments.q_row_stride = 3 * static_cast<std::int64_t>(width_);
+    arguments.positions = positions_.as<std::int32_t>();
+    arguments.tiles = tiles_.as<PrefillTile>();
+    arguments.tile_count = tile_count_;
+    arguments.output = attended_.as<Bfloat16>();
+    arguments.fault = context_.fault;
+    attention_prefill(arguments, context_.stream);
+  }
+}
+
+void ForwardPass::decode_attention(const RowBatch& batch, int layer, KvCache& kv, const ReferenceStore* references, std::uint64_t* numeric_fault,
+                                   RowObserver* observer) {
+  const cudaStream_t stream = context_.stream;
+  const int rows = batch.decode_rows;
+  const std::int64_t q_stride = 3 * static_cast<std::int64_t>(width_);
+  if (dense_count_ > 0) {
+    AttentionDecodeArguments arguments;
+    arguments.kv = kv.view();
+    arguments.layer = layer;
+    arguments.q = qkv_.as<Bfloat16>();
+    arguments.q_row_stride = q_stride;
+    arguments.rows = dense_rows_.as<QueryRow>();
+    arguments.row_count = rows;
+    arguments.max_length = max_length_;
+    arguments.output = attended_.as<Bfloat16>();
+    arguments.workspace = attention_workspace_.reserve<std::byte>(attention_decode_workspace_bytes(shape_, rows, context_.max_positions));
+    arguments.fault = context_.fault;
+    attention_decode(arguments, stream);
+  }
+
+  // What loop 2 leaves behind for the rows of `query_rows`: statistics, the selected keys, m and C_ref.
+  const auto capture_references = [&](const QueryRow* query_rows, Bfloat16* output) {
+    ReferenceStatisticsArguments arguments;
+    arguments.kv = kv.view();
+    arguments.layer = layer;
+    arguments.q = qkv_.as<Bfloat16>();
+    arguments.q_row_stride = q_stride;
+    arguments.rows = query_rows;
+    arguments.row_count = rows;
+    arguments.max_length = max_length_;
+    arguments.reference = references->view();
+    arguments.logit_stride = page_count(context_.max_positions) * kPageTokens;
+    arguments.logits = attention_logits_.reserve<float>(static_cast<std::size_t>(rows) * shape_.heads * arguments.logit_stride);
+    arguments.output = output;
+    arguments.workspace = attention_workspace_.reserve<std::byte>(reference_statistics_workspace_bytes(shape_, rows, context_.max_positions));
+    arguments.numeric_fault = numeric_fault;
+    arguments.fault = context_.fault;
+    reference_statistics(arguments, stream);
+
+    SelectKeysArguments selection;
+    selection.shape = shape_;
+    selection.layer = layer;
+    selection.rows = query_rows;
+    selection.row_count = rows;
+    selection.key_fraction_bp = context_.key_fraction_bp;
+    selection.logits = arguments.logits;
+    selection.logit_stride = arguments.logit_stride;
+    selection.reference = references->view();
+    selection.numeric_fault = numeric_fault;
+    selection.fault = context_.fault;
+    select_keys(selection, stream);  // forced keys replace its masks, its check of the logits stays
+    force_keys(batch, layer, *references);
+    reference_contribution(arguments, stream);
+  };
+
+  if (reference_count_ > 0) {
+    capture_references(reference_rows_.as<QueryRow>(), attended_.as<Bfloat16>());
+    if (observer != nullptr) observer->observe_references(layer);
+  }
+  if (sparse_count_ > 0) {
+    SparseCorrectionArguments arguments;
+    arguments.kv = kv.view();
+    arguments.layer = layer;
+    arguments.q = qkv_.as<Bfloat16>();
+    arguments.q_row_stride = q_stride;
+    arguments.rows = sparse_rows_.as<QueryRow>();
+    arguments.row_count = rows;
+    arguments.max_length = max_length_;
+    arguments.reference = references->view();
+    arguments.output = attended_.as<Bfloat16>();
+    arguments.workspace = attention_workspace_.reserve<std::byte>(sparse_correction_workspace_bytes(shape_, rows, context_.max_positions));
+    arguments.fault = context_.fault;
+    sparse_correction(arguments, stream);
+    if (context_.fault == Fault::loop3_reference_at_loop4) {
+      // The planted fault: loop 3 overwrites the reference that loop 4 is to use. Loop 4 recaptures too, which nothing reads.
+      capture_references(sparse_rows_.as<QueryRow>(), gate_up_.reserve<Bfloat16>(static_cast<std::size_t>(rows) * width_));
+    }
+  }
+}
+
+void ForwardPass::force_keys(const RowBatch& batch, int layer, const ReferenceStore& references) {
+  const ReferenceView view = references.view();
+  for (int i = 0; i < batch.decode_rows; ++i) {
+    const QueryRow& row = batch.rows[static_cast<std::size_t>(i)];
+    const StepKeys* forced = batch.forced_keys[static_cast<std::size_t>(i)];
+    if (forced == nullptr || row.reference < 0 || row.loop < 2) continue;
+    const Tensor<std::int32_t>& keys = forced->layers.at(static_cast<std::size_t>(layer));
+    masks_.assign(static_cast<std::size_t>(shape_.heads) * view.mask_pages, 0);
+    for (int head = 0; head < shape_.heads; ++head) {
+      for (const std::int32_t position : keys.row(head)) {
+        masks_[static_cast<std::size_t>(head) * view.mask_pages + static_cast<std::size_t>(position / kPageTokens)] |=
+            std::uint64_t{1} << (position % kPageTokens);
+      }
+    }
+    std::uint64_t* target = view.selected + reference_index(shape_, row.reference, layer, 0) * view.mask_pages;
+    LOOPGAUGE_CUDA_CHECK(cudaMemcpyAsync(target, masks_.data(), masks_.size() * sizeof(std::uint64_t), cudaMemcpyHostToDevice, context_.stream));
+  }
+}
+
+const float* ForwardPass::logits(const Bfloat16* states, int rows) {
+  const ModelConfig& model = context_.weights->config;
+  float* result = logits_.reserve<float>(static_cast<std::size_t>(rows) * model.vocab);
+  linear(*context_.library, context_.linear, states, model.hidden, context_.weights->lm_head.as<Bfloat16>(), result, rows, model.hidden, model.vocab,
+         context_.stream);
+  return result;
+}
+
+}  // namespace loopgauge::optimized

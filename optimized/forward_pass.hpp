@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// One loop of the shared layers for a batch of rows: the model, with no notion of a request's life.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "models/executor.hpp"
+#include "models/run_record.hpp"
+#include "optimized/device_weights.hpp"
+#include "optimized/kv/kv_cache.hpp"
+#include "optimized/kv/reference_store.hpp"
+#include "optimized/ops/attention_prefill.cuh"
+#include "optimized/ops/linear.cuh"
+#include "optimized/runtime/growable_buffer.hpp"
+#include "optimized/runtime/stream.hpp"
+
+namespace loopgauge::optimized {
+
+// Rows that advance by one loop together: decode rows first, then the active rows of prefill segments.
+struct RowBatch {
+  std::vector<QueryRow> rows;
+  int decode_rows = 0;
+  std::vector<PrefillSegment> segments;                // cover rows [decode_rows, rows.size())
+  std::vector<const StepKeys*> forced_keys;            // [decode_rows]: keys to take at loop 2 instead of selecting; null: select
+  bool take_scores = false;                            // the final norm also scores the rows against their loop input
+
+  int size() const { return static_cast<int>(rows.size()); }
+};
+
+// Sees intermediate rows of a forward pass; `values` [batch rows, width] are valid until the call returns.
+class RowObserver {
+ public:
+  virtual ~RowObserver() = default;
+  virtual void observe(std::string_view operation, int layer, const Bfloat16* values, std::int64_t row_stride, int width) = 0;
+  // After loop 2's reference of one layer is complete.
+  virtual void observe_references(int layer) = 0;
+};
+
+// Device storage of the cosine and sine tables.
+struct DeviceRopeTable {
+  DeviceBuffer cosine, sine;                           // [positions, head_dim / 2] BF16
+  int positions = 0;
+};
+
+struct ForwardContext {
+  const DeviceWeights* weights = nullptr;
+  const DeviceRopeTable* rope = nullptr;
+  CublasLt* library = nullptr;
+  LinearImplementation linear = LinearImplementation::automatic;
+  DeviceAllocator* allocator = nullptr;
+  cudaStream_t stream = nullptr;
+  bool sparse_decode = false;                          // switch S
+  int key_fraction_bp = 0;
+  int max_positions = 0;                               // longest sequence of the run: scratch is sized by it once
+  Fault fault = Fault::none;
+};
+
+class ForwardPass {
+ public:
+  explicit ForwardPass(const ForwardContext& context);
+
+  // Room for `rows` rows of the residual stream; the caller fills them with the loop's input before run().
+  Bfloat16* input(int rows);
+  // Advances the rows by one loop. `references` may be null when S is off; `numeric_fault` is one device word.
+  void run(const RowBatch& batch, KvCache& kv, const ReferenceStore* references, std::uint64_t* numeric_fault, RowObserver* observer);
+
+  // Results of the last run, [rows, hidden] H[r] and [rows] scores; valid until the next input().
+  const Bfloat16* output() { return output_.as<Bfloat16>(); }
+  const float* scores() { return scores_.as<float>(); }
+
+  // FP32 logits [rows, vocab] of normed states [rows, hidden]; valid until the next call.
+  const float* logits(const Bfloat16* states, int rows);
+
+ private:
+  void attention(const RowBatch& batch, int layer, KvCache& kv, const ReferenceStore* references, std::uint64_t* numeric_fault,
+                 RowObserver* observer);
+  void decode_attention(const RowBatch& batch, int layer, KvCache& kv, const ReferenceStore* references, std::uint64_t* numeric_fault,
+                        RowObserver* observer);
+  void force_keys(const RowBatch& batch, int layer, const ReferenceStore& references);
+  void upload(const RowBatch& batch);
+
+  ForwardContext context_;
+  int width_ = 0;                                      // heads * head_dim
+  KvShape shape_;
+
+  GrowableBuffer stream_rows_, previous_, output_;     // hidden_rows: residual stream, the loop's input, H[r]
+  GrowableBuffer normed_, qkv_, attended_, projected_, gate_up_, activated_, scores_, logits_;
+  GrowableBuffer attention_workspace_, attention_logits_;
+  GrowableBuffer rows_, dense_rows_, reference_rows_, sparse_rows_, positions_, tiles_;
+
+  // Decode rows of the current batch by kind of attention.
+  int dense_count_ = 0, reference_count_ = 0, sparse_count_ = 0, max_length_ = 0, tile_count_ = 0;
+  std::vector<std::uint64_t> masks_;
+};
+
+}  // namespace loopgauge::optimized
