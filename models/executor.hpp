@@ -47,7 +47,7 @@ struct RunOptions {
   Fault fault = Fault::none;
   Tap* tap = nullptr;                        // not owned
   // Decision-forced replay (harness level 3): take selected tokens and keys from this record of the same trace and configuration
-  // instead of selecting. Not owned.
+  // instead of selecting. A step whose keys the record does not hold selects its own. Not owned.
   const RunRecord* decisions = nullptr;
 };
 

@@ -24,16 +24,23 @@ struct Lanes {
     return v;
   }
 
-  // Adds `tail_count` < L leftover elements product(i) to lanes 0.. and reduces.
-  template <class Element>
-  LOOPGAUGE_INLINE Real reduce(int tail_count, Element&& element) const {
-    Real lane[L];
-    std::memcpy(lane, &value, sizeof value);
-    for (int j = 0; j < tail_count; ++j) lane[j] += element(j);
-    for (int width = L / 2; width > 0; width /= 2) {
-      for (int j = 0; j < width; ++j) lane[j] += lane[j + width];
+  // Lane j takes lane j + L/2, and so on down to one lane.
+  LOOPGAUGE_INLINE Real halving_tree() const {
+    if constexpr (L == 1) return value[0];
+    else {
+      Lanes<Real, L / 2> low, high;
+      std::memcpy(&low.value, &value, sizeof low.value);
+      std::memcpy(&high.value, reinterpret_cast<const char*>(&value) + sizeof low.value, sizeof high.value);
+      low.value += high.value;
+      return low.halving_tree();
     }
-    return lane[0];
+  }
+
+  // Adds the `tail_count` < L leftover elements element(j) to lanes j and reduces.
+  template <class Element>
+  LOOPGAUGE_INLINE Real reduce(int tail_count, Element&& element) {
+    for (int j = 0; j < tail_count; ++j) value[j] += element(j);
+    return halving_tree();
   }
 };
 

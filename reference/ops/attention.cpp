@@ -15,10 +15,28 @@ struct ListedPositions {
   LOOPGAUGE_INLINE int operator()(int i) const { return list[i]; }
 };
 
+// Four keys side by side: the dots are independent, each in the declared order.
 template <class P, class Positions>
 LOOPGAUGE_INLINE void scaled_logits(const typename P::Real* query, const PlaneView<typename P::Real>& keys, int count, Positions position,
                                     typename P::Real scale, typename P::Real* logits) {
-  for (int i = 0; i < count; ++i) logits[i] = dot<P>(query, keys.row(position(i)), keys.head_dim) * scale;
+  using L = Lanes<typename P::Real, P::kLanes>;
+  constexpr int kTile = 4;
+  int i = 0;
+  for (; i + kTile <= count; i += kTile) {
+    const typename P::Real* rows[kTile];
+    L sums[kTile];
+    for (int j = 0; j < kTile; ++j) rows[j] = keys.row(position(i + j));
+    int d = 0;
+    for (; d + P::kLanes <= keys.head_dim; d += P::kLanes) {
+      const auto q = L::load(query + d);
+      for (int j = 0; j < kTile; ++j) sums[j].value += q * L::load(rows[j] + d);
+    }
+    for (int j = 0; j < kTile; ++j) {
+      const typename P::Real* row = rows[j];
+      logits[i + j] = sums[j].reduce(keys.head_dim - d, [&](int t) LOOPGAUGE_INLINE_LAMBDA { return query[d + t] * row[d + t]; }) * scale;
+    }
+  }
+  for (; i < count; ++i) logits[i] = dot<P>(query, keys.row(position(i)), keys.head_dim) * scale;
 }
 
 template <class P>
@@ -42,22 +60,32 @@ LOOPGAUGE_INLINE int block_end(int begin, int count, Positions position) {
   }
 }
 
+// sum of weights[i] * values.row(position(i))[d] over one block of positions, ascending, for N channels: one running sum per channel.
+template <class Real, int N, class Positions>
+LOOPGAUGE_INLINE void channel_sums(const PlaneView<Real>& values, int begin, int end, Positions position, const Real* weights, int channel,
+                                   Real* output) {
+  constexpr int kWidth = N < 16 ? N : 16, kCount = N / kWidth;
+  using L = Lanes<Real, kWidth>;
+  L sums[kCount];
+  for (int i = begin; i < end; ++i) {
+    const Real* value = values.row(position(i)) + channel;
+    for (int c = 0; c < kCount; ++c) sums[c].value += weights[i] * L::load(value + c * kWidth);
+  }
+  for (int c = 0; c < kCount; ++c) {
+    for (int j = 0; j < kWidth; ++j) output[channel + c * kWidth + j] += sums[c].value[j];
+  }
+}
+
 template <class P, class Positions>
 LOOPGAUGE_INLINE void value_product(const PlaneView<typename P::Real>& values, int count, Positions position,
                                     const typename P::Real* weights, typename P::Real* output) {
   using Real = typename P::Real;
-  Real partial[kMaxHeadDim];
-  const int head_dim = values.head_dim;
-  std::fill(output, output + head_dim, Real{0});
+  std::fill(output, output + values.head_dim, Real{0});
   for (int begin = 0; begin < count;) {
     const int end = block_end<P>(begin, count, position);
-    std::fill(partial, partial + head_dim, Real{0});
-    for (int i = begin; i < end; ++i) {
-      const Real weight = weights[i];
-      const Real* value = values.row(position(i));
-      for (int d = 0; d < head_dim; ++d) partial[d] += weight * value[d];
-    }
-    for (int d = 0; d < head_dim; ++d) output[d] += partial[d];
+    int channel = 0;
+    for (; channel + 64 <= values.head_dim; channel += 64) channel_sums<Real, 64>(values, begin, end, position, weights, channel, output);
+    for (; channel < values.head_dim; ++channel) channel_sums<Real, 1>(values, begin, end, position, weights, channel, output);
     begin = end;
   }
 }

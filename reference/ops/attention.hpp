@@ -22,8 +22,6 @@ struct PlaneView {
   }
 };
 
-inline constexpr int kMaxHeadDim = 1024;  // the reference keeps one partial head output on the stack
-
 // RN32(1 / sqrt(head_dim)) from binary64 (unrounded in the double profile).
 template <class P>
 typename P::Real attention_scale(int head_dim) {

@@ -2,11 +2,13 @@
 #include "reference/ops/linear.hpp"
 
 #include <algorithm>
+#include <vector>
 
 namespace loopgauge::reference {
 namespace {
 
-// R x O independent dots side by side. Each follows the declared order on its own; the tile only shares loads.
+// R x O independent dots side by side: rows of x against rows of w. Each dot follows the declared order on its own; the tile only shares
+// loads. y is [R, ...] with the given stride.
 template <class P, int R, int O>
 LOOPGAUGE_INLINE void dot_tile(const typename P::Real* x, const typename P::Real* w, int in, typename P::Real* y, int y_stride,
                                OutputRounding rounding) {
@@ -30,34 +32,30 @@ LOOPGAUGE_INLINE void dot_tile(const typename P::Real* x, const typename P::Real
   }
 }
 
+// O output columns for all rows. The weight rows are widened once, into `wide` [O, in].
 template <class P, int O>
-LOOPGAUGE_INLINE void output_columns(const typename P::Real* x, const typename P::Real* w, int rows, int in, int out, typename P::Real* y,
-                                     OutputRounding rounding) {
+LOOPGAUGE_INLINE void columns(const typename P::Real* x, const std::uint16_t* w, int rows, int in, int out, typename P::Real* wide,
+                              typename P::Real* y, OutputRounding rounding) {
+  for (int i = 0; i < O * in; ++i) wide[i] = bfloat16_to_float(w[i]);
   int r = 0;
-  for (; r + 2 <= rows; r += 2) dot_tile<P, 2, O>(x + r * in, w, in, y + r * out, out, rounding);
-  for (; r < rows; ++r) dot_tile<P, 1, O>(x + r * in, w, in, y + r * out, out, rounding);
+  for (; r + 4 <= rows; r += 4) dot_tile<P, 4, O>(x + r * in, wide, in, y + r * out, out, rounding);
+  for (; r < rows; ++r) dot_tile<P, 1, O>(x + r * in, wide, in, y + r * out, out, rounding);
 }
 
 constexpr int kColumnBlock = 16;
 
 // All rows of output columns [begin, min(begin + kColumnBlock, out)).
 template <class P>
-LOOPGAUGE_INLINE void column_block(const typename P::Real* x, const typename P::Real* weight, int rows, int in, int out, int begin,
-                                   typename P::Real* y, OutputRounding rounding) {
-  const int end = std::min(begin + kColumnBlock, out);
-  int o = begin;
-  for (; o + 2 <= end; o += 2) output_columns<P, 2>(x, weight + static_cast<std::ptrdiff_t>(o) * in, rows, in, out, y + o, rounding);
-  for (; o < end; ++o) output_columns<P, 1>(x, weight + static_cast<std::ptrdiff_t>(o) * in, rows, in, out, y + o, rounding);
-}
-
-template <class P>
-void column_block_versions(const typename P::Real* x, const typename P::Real* weight, int rows, int in, int out, int begin,
-                           typename P::Real* y, OutputRounding rounding);
-#define LOOPGAUGE_INSTANTIATE(P)                                                                                                           \
-  template <>                                                                                                                              \
-  LOOPGAUGE_MULTIVERSION void column_block_versions<P>(const P::Real* x, const P::Real* weight, int rows, int in, int out, int begin,      \
-                                                       P::Real* y, OutputRounding rounding) {                                              \
-    column_block<P>(x, weight, rows, in, out, begin, y, rounding);                                                                         \
+void column_block(const typename P::Real* x, const std::uint16_t* weight, int rows, int in, int out, int begin, typename P::Real* wide,
+                  typename P::Real* y, OutputRounding rounding);
+#define LOOPGAUGE_INSTANTIATE(P)                                                                                                        \
+  template <>                                                                                                                           \
+  LOOPGAUGE_MULTIVERSION void column_block<P>(const P::Real* x, const std::uint16_t* weight, int rows, int in, int out, int begin,      \
+                                              P::Real* wide, P::Real* y, OutputRounding rounding) {                                     \
+    const int end = std::min(begin + kColumnBlock, out);                                                                                \
+    int o = begin;                                                                                                                      \
+    for (; o + 2 <= end; o += 2) columns<P, 2>(x, weight + std::ptrdiff_t{o} * in, rows, in, out, wide, y + o, rounding);               \
+    for (; o < end; ++o) columns<P, 1>(x, weight + std::ptrdiff_t{o} * in, rows, in, out, wide, y + o, rounding);                       \
   }
 LOOPGAUGE_FOR_EACH_PROFILE(LOOPGAUGE_INSTANTIATE)
 #undef LOOPGAUGE_INSTANTIATE
@@ -65,18 +63,20 @@ LOOPGAUGE_FOR_EACH_PROFILE(LOOPGAUGE_INSTANTIATE)
 }  // namespace
 
 template <class P>
-void linear(const Matrix<typename P::Real>& x, const Matrix<typename P::Real>& weight, OutputRounding rounding,
-            Matrix<typename P::Real>& y) {
+void linear(const Matrix<typename P::Real>& x, const Matrix<std::uint16_t>& weight, OutputRounding rounding, Matrix<typename P::Real>& y) {
   const int rows = static_cast<int>(x.rows()), in = static_cast<int>(x.cols()), out = static_cast<int>(weight.rows());
   y.resize(rows, out);
-#pragma omp parallel for schedule(static)
-  for (int begin = 0; begin < out; begin += kColumnBlock) {
-    column_block_versions<P>(x.data(), weight.data(), rows, in, out, begin, y.data(), rounding);
+#pragma omp parallel
+  {
+    std::vector<typename P::Real> wide(static_cast<std::size_t>(2 * in));
+#pragma omp for schedule(static)
+    for (int begin = 0; begin < out; begin += kColumnBlock) {
+      column_block<P>(x.data(), weight.data(), rows, in, out, begin, wide.data(), y.data(), rounding);
+    }
   }
 }
 
-#define LOOPGAUGE_INSTANTIATE(P) \
-  template void linear<P>(const Matrix<P::Real>&, const Matrix<P::Real>&, OutputRounding, Matrix<P::Real>&);
+#define LOOPGAUGE_INSTANTIATE(P) template void linear<P>(const Matrix<P::Real>&, const Matrix<std::uint16_t>&, OutputRounding, Matrix<P::Real>&);
 LOOPGAUGE_FOR_EACH_PROFILE(LOOPGAUGE_INSTANTIATE)
 
 }  // namespace loopgauge::reference

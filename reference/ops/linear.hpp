@@ -2,6 +2,8 @@
 // linear: y[t, o] = bf16(dot(x[t, :], weight[o, :])), or FP32 for the head (S-LIN-1, models/spec/linear.hpp).
 #pragma once
 
+#include <cstdint>
+
 #include "reference/numeric/profile.hpp"
 #include "reference/ops/matrix.hpp"
 
@@ -9,8 +11,8 @@ namespace loopgauge::reference {
 
 enum class OutputRounding { bf16, fp32 };
 
-// x [rows, in], weight [out, in] (values exact in BF16) -> y [rows, out], resized. Any row count, 0 included.
+// x [rows, in], weight [out, in] BF16 bit patterns -> y [rows, out], resized. Any row count, 0 included.
 template <class P>
-void linear(const Matrix<typename P::Real>& x, const Matrix<typename P::Real>& weight, OutputRounding rounding, Matrix<typename P::Real>& y);
+void linear(const Matrix<typename P::Real>& x, const Matrix<std::uint16_t>& weight, OutputRounding rounding, Matrix<typename P::Real>& y);
 
 }  // namespace loopgauge::reference
