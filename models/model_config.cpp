@@ -129,18 +129,22 @@ std::optional<double> unscaled_rope(const Reader& reader, std::string_view key) 
   const json& object = reader.optional(key);
   if (object.is_null()) return std::nullopt;
   if (!object.is_object()) reader.refuse(key, object, "null, or an object with rope_type \"default\"");
-  std::optional<double> theta;
+  // The type first: it says more than the parameters that go with it.
   bool has_type = false;
+  for (const char* name : {"rope_type", "type"}) {
+    const auto type = object.find(name);
+    if (type == object.end()) continue;
+    has_type = true;
+    if (*type != "default") reader.refuse(std::string(key) + "." + name, *type, "\"default\" (RoPE scaling is not implemented)");
+  }
+  std::optional<double> theta;
   for (const auto& [name, value] : object.items()) {
     const std::string path = std::string(key) + "." + name;
-    if (name == "rope_type" || name == "type") {
-      has_type = true;
-      if (value != "default") reader.refuse(path, value, "\"default\" (RoPE scaling is not implemented)");
-    } else if (name == "rope_theta") {
+    if (name == "rope_theta") {
       theta = rope_theta(reader, path, value);
     } else if (name == "partial_rotary_factor") {
       if (!value.is_null() && value != 1.0) reader.refuse(path, value, "1 (RoPE covers the whole head)");
-    } else if (!value.is_null()) {
+    } else if (name != "rope_type" && name != "type" && !value.is_null()) {
       reader.refuse(path, value, "only rope_type \"default\" and rope_theta (RoPE scaling is not implemented)");
     }
   }
