@@ -91,7 +91,7 @@ class Run {
   void run_rows(State& s, std::span<const int> positions, int loop, RowKind kind);
   void attend(State& s, std::span<const int> positions, int layer, int loop, RowKind kind, const Matrix<Real>& q, Matrix<Real>& output);
   void attend_decode_row(State& s, int position, int layer, int loop, const Real* q, Real* output);
-  void capture_reference(State& s, int position, int layer, int head, const Real* q, const PlaneView<Real>& keys,
+  std::string capture_reference(State& s, int position, int layer, int head, const Real* q, const PlaneView<Real>& keys,
                          const PlaneView<Real>& values, HeadReference<Real>& reference);
   Real gate_of(const State& s, int loop, int position) const;
   void head(const State& s, int loop, int position, std::vector<Real>& logits) const;
@@ -401,7 +401,8 @@ void Run<P>::attend(State& s, std::span<const int> positions, int layer, int loo
   if (kind == RowKind::decode) {
     for (int t = 0; t < rows; ++t) attend_decode_row(s, positions[static_cast<std::size_t>(t)], layer, loop, q.row(t).data(), output.row(t).data());
   } else {
-#pragma omp parallel
+    const double work = 2.0 * rows * model_.projection_width() * (positions.back() + 1);
+#pragma omp parallel if (work > kMinParallelWork)
     {
       std::vector<Real> probabilities(static_cast<std::size_t>(s.prompt_length));
 #pragma omp for schedule(dynamic, 8)
@@ -434,7 +435,8 @@ void Run<P>::attend_decode_row(State& s, int position, int layer, int loop, cons
     throw InternalError(name(s) + ", position " + std::to_string(position) + ", loop " + std::to_string(loop) +
                         ": no attention reference of this token incarnation");
   }
-  std::vector<HeadReference<Real>> recaptured(static_cast<std::size_t>(planted(Fault::loop3_reference_at_loop4) ? model_.heads : 0));
+  std::vector<std::string> errors(static_cast<std::size_t>(model_.heads));
+#pragma omp parallel for schedule(static) if (2.0 * model_.projection_width() * (position + 1) > kMinParallelWork)
   for (int h = 0; h < model_.heads; ++h) {
     const int plane = planted(Fault::loop_off_by_one) && loop > 1 ? loop - 1 : loop;
     const auto keys = s.kv.view(KvTensor::key, layer, plane, h, frontier);
@@ -442,16 +444,20 @@ void Run<P>::attend_decode_row(State& s, int position, int layer, int loop, cons
     const Real* head_query = q + h * head_dim;
     Real* head_output = output + h * head_dim;
     HeadReference<Real>& reference = s.reference.heads[static_cast<std::size_t>(layer * model_.heads + h)];
+    std::string& error = errors[static_cast<std::size_t>(h)];
     if (sparse && loop >= 3) {
       sparse_correction<P>(head_query, keys, values, reference, scale_, head_output);
-      if (planted(Fault::loop3_reference_at_loop4) && loop == 3) capture_reference(s, position, layer, h, head_query, keys, values, reference);
+      if (planted(Fault::loop3_reference_at_loop4) && loop == 3) error = capture_reference(s, position, layer, h, head_query, keys, values, reference);
     } else if (sparse && loop == 2) {
-      capture_reference(s, position, layer, h, head_query, keys, values, reference);
+      error = capture_reference(s, position, layer, h, head_query, keys, values, reference);
       std::copy(reference.output.begin(), reference.output.end(), head_output);
     } else {
       std::vector<Real> probabilities(static_cast<std::size_t>(position + 1));
       attention_dense<P>(head_query, keys, values, position + 1, scale_, nullptr, probabilities.data(), head_output);
     }
+  }
+  for (const std::string& error : errors) {
+    if (!error.empty()) throw NumericError(error);
   }
   if (sparse && loop == 2) {
     StepKeys& step = s.record.keys.back();
@@ -475,8 +481,9 @@ void Run<P>::attend_decode_row(State& s, int position, int layer, int loop, cons
   }
 }
 
+// Fills `reference` of one head. Returns the error of a logit that cannot be ranked, or nothing.
 template <class P>
-void Run<P>::capture_reference(State& s, int position, int layer, int head, const Real* q, const PlaneView<Real>& keys,
+std::string Run<P>::capture_reference(State& s, int position, int layer, int head, const Real* q, const PlaneView<Real>& keys,
                                const PlaneView<Real>& values, HeadReference<Real>& reference) {
   const std::size_t n = static_cast<std::size_t>(position + 1);
   std::vector<Real> logits(n), probabilities(n);
@@ -484,8 +491,8 @@ void Run<P>::capture_reference(State& s, int position, int layer, int head, cons
   attention_dense<P>(q, keys, values, position + 1, scale_, logits.data(), probabilities.data(), reference.output.data());
   for (std::size_t j = 0; j < n; ++j) {
     if (!std::isfinite(logits[j])) {
-      throw NumericError(name(s) + ", position " + std::to_string(position) + ", layer " + std::to_string(layer) + ", head " +
-                         std::to_string(head) + ": the attention logit of key " + std::to_string(j) + " is not finite");
+      return name(s) + ", position " + std::to_string(position) + ", layer " + std::to_string(layer) + ", head " + std::to_string(head) +
+             ": the attention logit of key " + std::to_string(j) + " is not finite";
     }
   }
   const RequestRecord* forced = decisions(s);
@@ -497,6 +504,7 @@ void Run<P>::capture_reference(State& s, int position, int layer, int head, cons
     reference.keys = select_keys<Real>(logits, budget(config_.s().key_fraction_bp, position + 1));
   }
   summarize_reference<P>(probabilities, values, reference);
+  return {};
 }
 
 template <class P>

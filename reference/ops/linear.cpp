@@ -66,7 +66,8 @@ template <class P>
 void linear(const Matrix<typename P::Real>& x, const Matrix<std::uint16_t>& weight, OutputRounding rounding, Matrix<typename P::Real>& y) {
   const int rows = static_cast<int>(x.rows()), in = static_cast<int>(x.cols()), out = static_cast<int>(weight.rows());
   y.resize(rows, out);
-#pragma omp parallel
+  const bool worth_threads = static_cast<double>(rows) * in * out > kMinParallelWork;
+#pragma omp parallel if (worth_threads)
   {
     std::vector<typename P::Real> wide(static_cast<std::size_t>(2 * in));
 #pragma omp for schedule(static)

@@ -13,4 +13,8 @@ using Matrix = Eigen::Matrix<Real, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMaj
 template <class Real>
 using Vector = Eigen::Matrix<Real, Eigen::Dynamic, 1>;
 
+// Multiply-adds below which an operation stays on one thread: a team costs a few microseconds, and far more on a busy machine. Threads
+// share independent outputs only, so their number never changes a bit.
+inline constexpr double kMinParallelWork = 1e6;
+
 }  // namespace loopgauge::reference

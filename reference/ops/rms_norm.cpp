@@ -8,7 +8,7 @@ void rms_norm(const Matrix<typename P::Real>& x, const Vector<typename P::Real>&
   using Real = typename P::Real;
   const int rows = static_cast<int>(x.rows()), hidden = static_cast<int>(x.cols());
   if (&x != &y) y.resize(rows, hidden);
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (static_cast<double>(x.size()) * 4 > kMinParallelWork)
   for (int t = 0; t < rows; ++t) {
     const Real* in = x.data() + static_cast<std::ptrdiff_t>(t) * hidden;
     Real* out = y.data() + static_cast<std::ptrdiff_t>(t) * hidden;

@@ -20,7 +20,7 @@ template <class P>
 void swiglu(const Matrix<typename P::Real>& gate, const Matrix<typename P::Real>& up, Matrix<typename P::Real>& y) {
   y.resize(gate.rows(), gate.cols());
   const std::ptrdiff_t columns = gate.cols();
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (static_cast<double>(gate.size()) * 16 > kMinParallelWork)
   for (std::ptrdiff_t t = 0; t < gate.rows(); ++t) {
     swiglu_elements<P>(gate.data() + t * columns, up.data() + t * columns, columns, y.data() + t * columns);
   }
