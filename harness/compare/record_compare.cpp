@@ -551,11 +551,22 @@ RecordComparison compare_records(const RunRecord& expected, const RunRecord& act
     };
     const bool in_expected = in(expected);
     const bool in_actual = in(actual);
+    if (group == RecordGroup::tokens && expected.requests.size() != actual.requests.size()) {
+      Divergence missing;
+      missing.tensor = "requests";
+      missing.request = static_cast<int>(common);
+      missing.ulps = kNoUlpDistance;
+      missing.note = std::to_string(actual.requests.size()) + " requests, expected " + std::to_string(expected.requests.size());
+      summary.different = 1;
+      summary.status = GroupStatus::different;
+      summary.first = result.requests[common] = missing;
+    }
     if (!in_expected || !in_actual) {
+      if (summary.different > 0) continue;  // the number of requests has said it
       summary.status = in_expected ? GroupStatus::only_expected : in_actual ? GroupStatus::only_actual : GroupStatus::absent;
       continue;
     }
-    summary.status = GroupStatus::equal;
+    if (summary.different == 0) summary.status = GroupStatus::equal;
     for (std::size_t i = 0; i < common; ++i) {
       // Different prompts make every other tensor a different thing.
       if (group != RecordGroup::tokens && expected.requests[i].prompt_length != actual.requests[i].prompt_length) continue;
@@ -564,21 +575,11 @@ RecordComparison compare_records(const RunRecord& expected, const RunRecord& act
       summary.compared += found.compared;
       summary.different += found.different;
       if (!found.first) continue;
-      if (!summary.first) summary.first = found.first;
+      if (!summary.first || summary.first->request > found.first->request) summary.first = found.first;
       if (!result.requests[i] || found.key < keys[i]) {
         result.requests[i] = found.first;
         keys[i] = found.key;
       }
-    }
-    if (group == RecordGroup::tokens && expected.requests.size() != actual.requests.size()) {
-      Divergence missing;
-      missing.tensor = "requests";
-      missing.request = static_cast<int>(common);
-      missing.ulps = kNoUlpDistance;
-      missing.note = std::to_string(actual.requests.size()) + " requests, expected " + std::to_string(expected.requests.size());
-      ++summary.different;
-      if (!summary.first) summary.first = missing;
-      result.requests[common] = missing;
     }
     if (summary.different > 0) summary.status = GroupStatus::different;
   }
