@@ -116,7 +116,7 @@ void check_events(Faults& faults, const Trace& trace) {
     const TraceEvent& event = trace.events[i];
     const std::string path = "events[" + std::to_string(i) + "]";
     if (event.submission < 0) faults.push_back(path + "/submission = " + std::to_string(event.submission) + " is negative");
-    if (event.submission < previous) {
+    if (event.submission >= 0 && event.submission < previous) {
       faults.push_back(path + "/submission = " + std::to_string(event.submission) + " comes after " + std::to_string(previous) +
                        "; events are listed in submission order");
     }
