@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "optimized/ops/attention_decode.cuh"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "models/spec/attention.hpp"
+#include "reference/numeric/bfloat16.hpp"
+#include "tests/equivalence/kv_fixture.hpp"
+
+namespace loopgauge::equivalence {
+namespace {
+
+const spec::Tolerance& output_tolerance() { return spec::kAttentionDense.outputs[2].tolerance; }
+
+struct Batch {
+  std::vector<optimized::QueryRow> rows;
+  std::vector<std::uint16_t> q;  // [rows, heads * head_dim]
+};
+
+Batch random_batch(const History& history, const std::vector<int>& positions, const std::vector<int>& frontiers, std::uint32_t seed) {
+  std::mt19937 generator(seed);
+  Batch batch;
+  for (const int position : positions) {
+    for (int loop = 1; loop <= history.shape().max_loop; ++loop) {
+      for (const int frontier : frontiers) {
+        if (frontier <= position) batch.rows.push_back({history.request(), position, loop, frontier, -1});
+      }
+    }
+  }
+  batch.q = random_rows(generator, batch.rows.size() * static_cast<std::size_t>(history.model().projection_width()));
+  return batch;
+}
+
+std::vector<std::uint16_t> run(History& history, int layer, const Batch& batch, int max_length, Fault fault = Fault::none) {
+  optimized::DeviceAllocator& allocator = history.allocator();
+  const auto rows = static_cast<int>(batch.rows.size());
+  DeviceArray<std::uint16_t> q(allocator, batch.q), output(allocator, batch.q.size());
+  DeviceArray<optimized::QueryRow> device_rows(allocator, batch.rows);
+  DeviceArray<std::uint8_t> workspace(allocator, optimized::attention_decode_workspace_bytes(history.kv_shape(), rows, max_length));
+  optimized::attention_decode({.kv = history.cache().view(),
+                               .layer = layer,
+                               .q = reinterpret_cast<const __nv_bfloat16*>(q.data()),
+                               .q_row_stride = history.model().projection_width(),
+                               .rows = device_rows.data(),
+                               .row_count = rows,
+                               .max_length = max_length,
+                               .output = reinterpret_cast<__nv_bfloat16*>(output.data()),
+                               .workspace = workspace.data(),
+                               .fault = fault},
+                              history.stream());
+  return output.download();
+}
+
+int longest(const Batch& batch) {
+  int length = 0;
+  for (const auto& row : batch.rows) length = std::max(length, row.position + 1);
+  return length;
+}
+
+void compare(History& history, const Batch& batch, const std::vector<std::uint16_t>& actual, int layer, ErrorCheck& check) {
+  const auto width = static_cast<std::size_t>(history.model().projection_width());
+  const auto head_dim = static_cast<std::size_t>(history.model().head_dim);
+  for (std::size_t i = 0; i < batch.rows.size(); ++i) {
+    const auto& row = batch.rows[i];
+    for (int head = 0; head < history.model().heads; ++head) {
+      const std::size_t offset = i * width + static_cast<std::size_t>(head) * head_dim;
+      const auto query = widen(std::span(batch.q).subspan(offset, head_dim));
+      const ExpectedAttention expected = expected_attention(history, query, layer, row.loop, head, row.position, row.encoded_frontier);
+      for (std::size_t d = 0; d < head_dim; ++d) {
+        check.add(output_tolerance(),
+                  {.expected = reference::round_to_bfloat16(expected.output[d]),
+                   .magnitude = expected.magnitude[d],
+                   .terms = static_cast<double>(row.position + 1),
+                   .input_error = expected.score_error},
+                  to_float(actual[offset + d]),
+                  "position " + std::to_string(row.position) + " loop " + std::to_string(row.loop) + " frontier " +
+                      std::to_string(row.encoded_frontier) + " head " + std::to_string(head) + " channel " + std::to_string(d));
+      }
+    }
+  }
+}
+
+struct Case {
+  int heads, head_dim, positions, prompt;
+  bool dense;
+};
+
+class AttentionDecode : public ::testing::TestWithParam<Case> {};
+
+TEST_P(AttentionDecode, Bf16PlanesMatchTheReference) {
+  LOOPGAUGE_REQUIRE_DEVICE();
+  const Case& c = GetParam();
+  History history(
+      {.heads = c.heads, .head_dim = c.head_dim, .positions = c.positions, .prompt = c.prompt, .dense = c.dense, .fragmented = true});
+  std::vector<int> positions;
+  for (const int length : {1, 7, 63, 64, 65, 127, 128, 129, 191, 192, 256, 257, c.positions}) {
+    if (length <= c.positions) positions.push_back(length - 1);
+  }
+  const Batch batch = random_batch(history, positions, {0}, 11);
+  ErrorCheck check;
+  for (int layer = 0; layer < history.model().layers; ++layer) {
+    compare(history, batch, run(history, layer, batch, longest(batch)), layer, check);
+  }
+  check.expect_within("attention_decode, BF16", output_tolerance().differing_share);
+}
+
+TEST_P(AttentionDecode, PackedStreamsMatchTheReference) {
+  LOOPGAUGE_REQUIRE_DEVICE();
+  const Case& c = GetParam();
+  if (c.positions < 65) GTEST_SKIP() << "too short to encode a block";
+  History history(
+      {.heads = c.heads, .head_dim = c.head_dim, .positions = c.positions, .prompt = c.prompt, .dense = c.dense, .fragmented = true});
+  // A window of up to 256, then 64-token flushes, leaving a tail that is no multiple of 64.
+  std::vector<PositionRange> blocks;
+  const int limit = (c.positions - 1) / 64 * 64;
+  blocks.push_back({0, std::min(256, limit)});
+  for (int begin = blocks.back().end; begin + 64 <= limit; begin += 64) blocks.push_back({begin, begin + 64});
+  history.encode(blocks);
+  ASSERT_EQ(history.numeric_fault_word(), optimized::kNoNumericFault);
+  std::vector<int> positions{c.positions - 1};
+  if (limit + 3 < c.positions) positions.push_back(limit + 2);
+  const Batch batch = random_batch(history, positions, {limit}, 12);
+  ErrorCheck check;
+  for (int layer = 0; layer < history.model().layers; ++layer) {
+    compare(history, batch, run(history, layer, batch, longest(batch)), layer, check);
+  }
+  check.expect_within("attention_decode, packed", output_tolerance().differing_share);
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, AttentionDecode,
+                         ::testing::Values(Case{3, 128, 1000, 500, false}, Case{3, 64, 1000, 500, false}, Case{16, 128, 300, 300, false},
+                                           Case{3, 128, 700, 0, true}, Case{3, 64, 65, 20, false}, Case{2, 128, 1, 1, true},
+                                           Case{2, 64, 7, 4, false}, Case{2, 128, 193, 128, false}));
+
+// A block that ends inside a page (a prompt that is no multiple of 64, policy fixed_prompt): the rest of the page is read as BF16.
+TEST(AttentionDecodeDevice, EncodedPromptEndsInsideAPage) {
+  LOOPGAUGE_REQUIRE_DEVICE();
+  for (const int prompt : {1, 63, 65, 130}) {
+    History history({.positions = prompt + 90, .prompt = prompt});
+    history.encode({{0, prompt}});
+    const Batch batch = random_batch(history, {prompt, prompt + 1, prompt + 89}, {prompt}, 13);
+    ErrorCheck check;
+    compare(history, batch, run(history, 1, batch, longest(batch)), 1, check);
+    check.expect_within("attention_decode, prompt of " + std::to_string(prompt), output_tolerance().differing_share);
+  }
+}
+
+TEST(AttentionDecodeDevice, BitsDoNotDependOnBatchOrderLengthOrPlace) {
+  LOOPGAUGE_REQUIRE_DEVICE();
+  HistoryShape shape{.positions = 700, .prompt = 300, .seed = 5};
+  History history(shape);
+  shape.fragmented = true;
+  History fragmented(shape);
+  for (History* h : {&history, &fragmented}) h->encode({{0, 256}, {256, 320}, {320, 384}});
+  const Batch batch = random_batch(history, {384, 450, 511, 512, 699}, {384}, 14);
+  const std::vector<std::uint16_t> expected = run(history, 0, batch, longest(batch));
+  EXPECT_EQ(run(history, 0, batch, longest(batch)), expected) << "second run";
+  EXPECT_EQ(run(history, 0, batch, 4000), expected) << "larger grid";
+  Batch moved = batch;
+  for (auto& row : moved.rows) row.request = fragmented.request();
+  EXPECT_EQ(run(fragmented, 0, moved, longest(batch)), expected) << "fragmented tables";
+
+  const auto width = static_cast<std::size_t>(history.model().projection_width());
+  const auto q_of = [&](std::size_t i) { return std::span(batch.q).subspan(i * width, width); };
+  const auto output_of = [&](const std::vector<std::uint16_t>& values, std::size_t i) {
+    return std::vector<std::uint16_t>(values.begin() + static_cast<std::ptrdiff_t>(i * width),
+                                      values.begin() + static_cast<std::ptrdiff_t>((i + 1) * width));
+  };
+  std::vector<std::size_t> order(batch.rows.size());
+  std::iota(order.begin(), order.end(), 0u);
+  std::shuffle(order.begin(), order.end(), std::mt19937(3));
+  Batch shuffled;
+  for (const std::size_t i : order) {
+    shuffled.rows.push_back(batch.rows[i]);
+    shuffled.q.insert(shuffled.q.end(), q_of(i).begin(), q_of(i).end());
+  }
+  const auto shuffled_output = run(history, 0, shuffled, longest(batch));
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    EXPECT_EQ(output_of(shuffled_output, i), output_of(expected, order[i])) << "shuffled row " << i;
+  }
+  for (std::size_t i = 0; i < batch.rows.size(); ++i) {
+    const Batch alone{{batch.rows[i]}, {q_of(i).begin(), q_of(i).end()}};
+    EXPECT_EQ(run(history, 0, alone, longest(alone)), output_of(expected, i)) << "row " << i << " alone";
+  }
+}
+
+TEST(AttentionDecodeDevice, PaddingRowsAreLeftAlone) {
+  LOOPGAUGE_REQUIRE_DEVICE();
+  History history({.positions = 80, .dense = true});
+  Batch batch = random_batch(history, {79}, {0}, 15);
+  batch.rows[1].request = -1;
+  const auto output = run(history, 0, batch, 80);
+  const auto width = static_cast<std::size_t>(history.model().projection_width());
+  for (std::size_t i = 0; i < width; ++i) ASSERT_EQ(output[width + i], 0xFFFF);  // the poison of the fresh buffer
+}
+
+TEST(AttentionDecodeDevice, PlantedFaultsShow) {
+  LOOPGAUGE_REQUIRE_DEVICE();
+  History history({.positions = 300, .prompt = 200});
+  history.encode({{0, 192}});
+  const Batch batch = random_batch(history, {299}, {192}, 16);
+  const auto right = run(history, 0, batch, 300);
+  EXPECT_NE(run(history, 0, batch, 300, Fault::loop_off_by_one), right);
+  EXPECT_NE(run(history, 0, batch, 300, Fault::absent_residual_as_code_zero), right);
+}
+
+}  // namespace
+}  // namespace loopgauge::equivalence

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "optimized/ops/attention_prefill.cuh"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "models/spec/attention.hpp"
+#include "reference/numeric/bfloat16.hpp"
+#include "tests/equivalence/kv_fixture.hpp"
+
+namespace loopgauge::equivalence {
+namespace {
+
+const spec::Tolerance& output_tolerance() { return spec::kAttentionDense.outputs[2].tolerance; }
+
+struct Rows {
+  int loop = 1;
+  int frontier = 0;
+  std::vector<std::int32_t> positions;
+  std::vector<std::uint16_t> q;
+};
+
+Rows make_rows(const History& history, int loop, int frontier, std::vector<std::int32_t> positions, std::uint32_t seed) {
+  Rows rows{loop, frontier, std::move(positions), {}};
+  std::mt19937 generator(seed);
+  // One fixed q row per position, so that any subset sees the same queries.
+  const auto width = static_cast<std::size_t>(history.model().projection_width());
+  const std::vector<std::uint16_t> all = random_rows(generator, static_cast<std::size_t>(history.shape().positions) * width);
+  for (const std::int32_t position : rows.positions) {
+    const auto begin = all.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(std::max(position, 0)) * width);
+    rows.q.insert(rows.q.end(), begin, begin + static_cast<std::ptrdiff_t>(width));
+  }
+  return rows;
+}
+
+std::vector<std::int32_t> range(int begin, int end) {
+  std::vector<std::int32_t> positions;
+  for (int position = begin; position < end; ++position) positions.push_back(position);
+  return positions;
+}
+
+std::vector<std::int32_t> active_rows(const History& history, int loop, int begin, int end) {
+  std::vector<std::int32_t> positions;
+  for (int position = begin; position < end; ++position) {
+    if (history.depth(position) >= loop) positions.push_back(position);
+  }
+  return positions;
+}
+
+std::vector<std::uint16_t> run(History& history, int layer, const Rows& rows, Fault fault = Fault::none) {
+  optimized::DeviceAllocator& allocator = history.allocator();
+  const optimized::PrefillSegment segment{history.request(), rows.loop, rows.frontier, 0, static_cast<std::int32_t>(rows.positions.size())};
+  const auto tiles = optimized::make_prefill_tiles(std::span(&segment, 1));
+  DeviceArray<optimized::PrefillTile> device_tiles(allocator, tiles);
+  DeviceArray<std::uint16_t> q(allocator, rows.q), output(allocator, rows.q.size());
+  DeviceArray<std::int32_t> positions(allocator, rows.positions);
+  optimized::attention_prefill({.kv = history.cache().view(),
+                                .layer = layer,
+                                .q = reinterpret_cast<const __nv_bfloat16*>(q.data()),
+                                .q_row_stride = history.model().projection_width(),
+                                .positions = positions.data(),
+                                .tiles = device_tiles.data(),
+                                .tile_count = static_cast<int>(tiles.size()),
+                                .encoded_history = rows.frontier > 0,
+                                .output = reinterpret_cast<__nv_bfloat16*>(output.data()),
+                                .fault = fault},
+                               history.stream());
+  return output.download();
+}
+
+void compare(History& history, const Rows& rows, int layer, ErrorCheck& check) {
+  const auto actual = run(history, layer, rows);
+  const auto width = static_cast<std::size_t>(history.model().projection_width());
+  const auto head_dim = static_cast<std::size_t>(history.model().head_dim);
+  for (std::size_t i = 0; i < rows.positions.size(); ++i) {
+    const int position = rows.positions[i];
+    if (position < 0) {
+      for (std::size_t d = 0; d < width; ++d) EXPECT_EQ(actual[i * width + d], 0xFFFF) << "padding row " << i;
+      continue;
+    }
+    for (int head = 0; head < history.model().heads; ++head) {
+      const std::size_t offset = i * width + static_cast<std::size_t>(head) * head_dim;
+      const auto query = widen(std::span(rows.q).subspan(offset, head_dim));
+      const ExpectedAttention expected = expected_attention(history, query, layer, rows.loop, head, position, rows.frontier);
+      // Scores against reconstructed K use two BF16 parts (2^-17 of sum |q||k|, which score_error bounds with 2^-22 and more per unit).
+      const double parts = rows.frontier > 0 ? 0x1p-16 : 0x1p-17;
+      for (std::size_t d = 0; d < head_dim; ++d) {
+        check.add(output_tolerance(),
+                  {.expected = reference::round_to_bfloat16(expected.output[d]),
+                   .magnitude = expected.magnitude[d],
+                   .terms = static_cast<double>(position + 1),
+                   .input_error = expected.score_error,
+                   .declared_relative = parts},
+                  to_float(actual[offset + d]),
+                  "position " + std::to_string(position) + " loop " + std::to_string(rows.loop) + " head " + std::to_string(head) +
+                      " channel " + std::to_string(d));
+      }
+    }
+  }
+}
+
+struct Case {
+  int heads, head_dim, positions;
+  bool dense;
+};
+
+class AttentionPrefill : public ::testing::TestWithParam<Case> {};
+
+TEST_P(AttentionPrefill, DenseAndCompactRowsMatchTheReference) {
+  LOOPGAUGE_REQUIRE_DEVICE();
+  const Case& c = GetParam();
+  History history({.heads = c.heads,
+                   .head_dim = c.head_dim,
+                   .layers = 2,
+                   .positions = c.positions,
+                   .prompt = c.positions,
+                   .dense = c.dense,
+                   .fragmented = true});
+  ErrorCheck check;
+  for (int loop = 1; loop <= kLoops; ++loop) {
+    const auto positions = active_rows(history, loop, 0, c.positions);
+    if (!positions.empty()) compare(history, make_rows(history, loop, 0, positions, 21), loop % 2, check);
+  }
+  check.expect_within("attention_prefill " + std::to_string(c.positions), output_tolerance().differing_share);
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, AttentionPrefill,
+                         ::testing::Values(Case{3, 128, 320, false}, Case{3, 64, 321, false}, Case{16, 128, 130, false},
+                                           Case{3, 128, 200, true}, Case{2, 64, 1, true}, Case{2, 128, 7, false}, Case{2, 64, 63, true},
+                                           Case{2, 128, 64, true}, Case{2, 64, 65, false}, Case{2, 128, 127, true}, Case{2, 64, 128, false},
+                                           Case{2, 128, 129, true}, Case{2, 64, 191, true}, Case{2, 128, 192, false},
+                                           Case{2, 128, 1000, false}));
+
+TEST(AttentionPrefillDevice, EncodedHistoryMatchesTheReference) {
+  LOOPGAUGE_REQUIRE_DEVICE();
+  for (const int head_dim : {64, 128}) {
+    History history({.head_dim = head_dim, .positions = 600, .prompt = 600, .fragmented = true});
+    history.encode({{0, 256}, {256, 512}});
+    ErrorCheck check;
+    for (int loop = 1; loop <= kLoops; ++loop) {
+      compare(history, make_rows(history, loop, 512, active_rows(history, loop, 512, 600), 22), 1, check);
+    }
+    check.expect_within("attention_prefill, encoded history, head_dim " + std::to_string(head_dim), 1.0);
+  }
+}
+
+TEST(AttentionPrefillDevice, BitsDoNotDependOnTilesOrPlace) {
+  LOOPGAUGE_REQUIRE_DEVICE();
+  for (const int frontier : {0, 256}) {
+    HistoryShape shape{.positions = 400, .prompt = 400, .seed = 9};
+    History history(shape);
+    shape.fragmented = true;
+    History fragmented(shape);
+    if (frontier > 0) {
+      history.encode({{0, 256}});
+      fragmented.encode({{0, 256}});
+    }
+    const auto width = static_cast<std::size_t>(history.model().projection_width());
+    const auto whole_positions = range(256, 400);
+    const auto whole = run(history, 0, make_rows(history, 2, frontier, whole_positions, 23));
+    EXPECT_EQ(run(fragmented, 0, make_rows(fragmented, 2, frontier, whole_positions, 23)), whole);
+    for (const auto& part : {range(256, 257), range(257, 300), range(300, 400), std::vector<std::int32_t>{256, 263, 300, 301, 399}}) {
+      const auto output = run(history, 0, make_rows(history, 2, frontier, part, 23));
+      for (std::size_t i = 0; i < part.size(); ++i) {
+        const auto expected = whole.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(part[i] - 256) * width);
+        EXPECT_TRUE(
+            std::equal(expected, expected + static_cast<std::ptrdiff_t>(width), output.begin() + static_cast<std::ptrdiff_t>(i * width)))
+            << "position " << part[i] << " of a part that starts at " << part[0];
+      }
+    }
+  }
+}
+
+TEST(AttentionPrefillDevice, PaddingRowsAreLeftAlone) {
+  LOOPGAUGE_REQUIRE_DEVICE();
+  History history({.positions = 100, .dense = true});
+  std::vector<std::int32_t> positions = range(90, 100);
+  positions.insert(positions.end(), {-1, -1, -1});
+  ErrorCheck check;
+  compare(history, make_rows(history, 1, 0, positions, 24), 0, check);
+  check.expect_within("attention_prefill with padding", output_tolerance().differing_share);
+}
+
+// Rows that the prompt has not reached are poison in the same page.
+TEST(AttentionPrefillDevice, UnwrittenRowsOfTheLastPageAreNotRead) {
+  LOOPGAUGE_REQUIRE_DEVICE();
+  History history({.positions = 70, .dense = true});  // rows 70..127 of page 1 hold NaN
+  for (const std::uint16_t value : run(history, 0, make_rows(history, 3, 0, range(0, 70), 25))) ASSERT_LT(value & 0x7FFF, 0x7F80);
+}
+
+TEST(AttentionPrefillDevice, PlantedFaultShows) {
+  LOOPGAUGE_REQUIRE_DEVICE();
+  History history({.positions = 130, .dense = true});
+  const Rows rows = make_rows(history, 3, 0, range(0, 130), 26);
+  EXPECT_NE(run(history, 0, rows, Fault::loop_off_by_one), run(history, 0, rows));
+}
+
+}  // namespace
+}  // namespace loopgauge::equivalence

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "optimized/ops/reference_statistics.cuh"
+
+#include <gtest/gtest.h>
+
+#include "models/spec/reference_statistics.hpp"
+#include "optimized/ops/attention_decode.cuh"
+#include "optimized/ops/select_keys.cuh"
+#include "reference/ops/sparse_decode.hpp"
+#include "tests/equivalence/kv_fixture.hpp"
+
+namespace loopgauge::equivalence {
+namespace {
+
+constexpr int kLayer = 1;
+constexpr int kBp = 1000;
+
+const spec::Tolerance& tolerance_of(std::size_t output) { return spec::kReferenceStatistics.outputs[output].tolerance; }
+
+struct Case {
+  int heads, head_dim, positions;
+  bool encoded;
+};
+
+class ReferenceStatistics : public ::testing::TestWithParam<Case> {};
+
+TEST_P(ReferenceStatistics, LogitsSelectionMassAndContributions) {
+  LOOPGAUGE_REQUIRE_DEVICE();
+  const Case& c = GetParam();
+  History history({.heads = c.heads, .head_dim = c.head_dim, .positions = c.positions, .prompt = c.positions / 2, .fragmented = true});
+  int frontier = 0;
+  if (c.encoded) {
+    frontier = (c.positions - 1) / 64 * 64;
+    history.encode({{0, frontier}});
+  }
+  optimized::DeviceAllocator& allocator = history.allocator();
+  const optimized::KvShape shape = history.kv_shape();
+  std::vector<optimized::QueryRow> rows;
+  for (const int position : {frontier, c.positions / 2, c.positions - 1}) {
+    if (position >= frontier) rows.push_back({history.request(), position, 2, frontier, 2 - static_cast<int>(rows.size())});
+  }
+  const int row_count = static_cast<int>(rows.size());
+  std::mt19937 generator(41);
+  const auto width = static_cast<std::size_t>(history.model().projection_width());
+  const auto head_dim = static_cast<std::size_t>(shape.head_dim);
+  const auto q_host = random_rows(generator, rows.size() * width);
+  optimized::ReferenceStore store(shape, 3, c.positions, allocator);
+  DeviceArray<std::uint16_t> q(allocator, q_host), output(allocator, q_host.size()), plain(allocator, q_host.size());
+  DeviceArray<optimized::QueryRow> device_rows(allocator, rows);
+  DeviceArray<std::uint8_t> workspace(allocator, optimized::reference_statistics_workspace_bytes(shape, row_count, c.positions));
+  DeviceArray<float> logits(allocator, rows.size() * static_cast<std::size_t>(shape.heads * c.positions));
+  const auto* q_data = reinterpret_cast<const __nv_bfloat16*>(q.data());
+  const optimized::ReferenceStatisticsArguments arguments{.kv = history.cache().view(),
+                                                          .layer = kLayer,
+                                                          .q = q_data,
+                                                          .q_row_stride = static_cast<std::int64_t>(width),
+                                                          .rows = device_rows.data(),
+                                                          .row_count = row_count,
+                                                          .max_length = c.positions,
+                                                          .reference = store.view(),
+                                                          .logits = logits.data(),
+                                                          .logit_stride = c.positions,
+                                                          .output = reinterpret_cast<__nv_bfloat16*>(output.data()),
+                                                          .workspace = workspace.data(),
+                                                          .numeric_fault = history.numeric_fault()};
+  optimized::reference_statistics(arguments, history.stream());
+  optimized::select_keys({.shape = shape,
+                          .layer = kLayer,
+                          .rows = device_rows.data(),
+                          .row_count = row_count,
+                          .key_fraction_bp = kBp,
+                          .logits = logits.data(),
+                          .logit_stride = c.positions,
+                          .reference = store.view(),
+                          .numeric_fault = history.numeric_fault()},
+                         history.stream());
+  optimized::reference_contribution(arguments, history.stream());
+  ASSERT_EQ(history.numeric_fault_word(), optimized::kNoNumericFault);
+
+  optimized::attention_decode({.kv = history.cache().view(),
+                               .layer = kLayer,
+                               .q = q_data,
+                               .q_row_stride = static_cast<std::int64_t>(width),
+                               .rows = device_rows.data(),
+                               .row_count = row_count,
+                               .max_length = c.positions,
+                               .output = reinterpret_cast<__nv_bfloat16*>(plain.data()),
+                               .workspace = workspace.data()},
+                              history.stream());
+  EXPECT_EQ(output.download(), plain.download()) << "bf16(O_ref) and attention_decode";
+
+  const auto actual_logits = logits.download();
+  const auto fetch = [](const float* source, std::size_t count) {
+    std::vector<float> values(count);
+    LOOPGAUGE_CUDA_CHECK(cudaMemcpy(values.data(), source, count * 4, cudaMemcpyDeviceToHost));
+    return values;
+  };
+  const optimized::ReferenceView view = store.view();
+  ErrorCheck scores, mass, c_ref, o_ref;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const int position = rows[i].position, n = position + 1;
+    for (int head = 0; head < shape.heads; ++head) {
+      const std::string where = "position " + std::to_string(position) + " head " + std::to_string(head);
+      const auto query = widen(std::span(q_host).subspan(i * width + static_cast<std::size_t>(head) * head_dim, head_dim));
+      const ExpectedAttention expected = expected_attention(history, query, kLayer, 2, head, position, frontier);
+      const float* row_logits = actual_logits.data() + (i * static_cast<std::size_t>(shape.heads) + static_cast<std::size_t>(head)) *
+                                                           static_cast<std::size_t>(c.positions);
+      for (int j = 0; j < n; ++j) {
+        const int key[] = {j};
+        const double limit = score_error_bound(history, query, kLayer, 2, head, key, frontier);
+        EXPECT_LE(std::fabs(row_logits[j] - expected.logits[static_cast<std::size_t>(j)]), limit) << where << " key " << j;
+        scores.add({.kind = spec::ToleranceKind::norm_bound, .relative = 1.0},
+                   {.expected = expected.logits[static_cast<std::size_t>(j)], .magnitude = limit}, row_logits[j], where);
+      }
+      // The set that the device's own logits give.
+      const std::size_t state = optimized::reference_index(shape, rows[i].reference, kLayer, head);
+      std::vector<std::uint64_t> masks(static_cast<std::size_t>(optimized::page_count(n)));
+      LOOPGAUGE_CUDA_CHECK(cudaMemcpy(masks.data(), view.selected + state * view.mask_pages, masks.size() * 8, cudaMemcpyDeviceToHost));
+      reference::HeadReference<float> reference_state;
+      for (int j = 0; j < n; ++j) {
+        if (masks[static_cast<std::size_t>(j / 64)] >> (j % 64) & 1) reference_state.keys.push_back(j);
+      }
+      EXPECT_EQ(reference_state.keys, reference::select_keys<float>(std::span(row_logits, static_cast<std::size_t>(n)), budget(kBp, n)))
+          << where;
+      reference_state.output = expected.output;
+      const auto values = history.values(kLayer, 2, head, frontier);
+      reference::summarize_reference<reference::Declared>(expected.probabilities, values, reference_state);
+
+      const double terms = n;
+      mass.add(tolerance_of(1),
+               {.expected = reference_state.mass, .magnitude = reference_state.mass, .terms = terms, .input_error = expected.score_error},
+               fetch(view.mass + state, 1)[0], where);
+      const auto actual_c = fetch(view.c_ref + state * head_dim, head_dim), actual_o = fetch(view.o_ref + state * head_dim, head_dim);
+      for (std::size_t d = 0; d < head_dim; ++d) {
+        double selected_magnitude = 0.0;
+        for (const int key : reference_state.keys) {
+          selected_magnitude += static_cast<double>(expected.probabilities[static_cast<std::size_t>(key)]) * std::fabs(values.row(key)[d]);
+        }
+        c_ref.add(
+            tolerance_of(2),
+            {.expected = reference_state.partial[d], .magnitude = selected_magnitude, .terms = terms, .input_error = expected.score_error},
+            actual_c[d], where);
+        o_ref.add(tolerance_of(3),
+                  {.expected = expected.output[d], .magnitude = expected.magnitude[d], .terms = terms, .input_error = expected.score_error},
+                  actual_o[d], where);
+      }
+    }
+  }
+  scores.expect_within("reference_statistics logits");
+  mass.expect_within("reference_statistics m");
+  c_ref.expect_within("reference_statistics C_ref");
+  o_ref.expect_within("reference_statistics O_ref");
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, ReferenceStatistics,
+                         ::testing::Values(Case{3, 128, 1000, false}, Case{3, 64, 700, false}, Case{3, 128, 700, true},
+                                           Case{3, 64, 1000, true}, Case{16, 128, 260, true}, Case{2, 128, 1, false},
+                                           Case{2, 64, 64, false}, Case{2, 128, 65, true}));
+
+TEST(ReferenceStatisticsDevice, NonFiniteLogitIsReported) {
+  LOOPGAUGE_REQUIRE_DEVICE();
+  History history({.positions = 100, .dense = true});
+  optimized::DeviceAllocator& allocator = history.allocator();
+  const optimized::KvShape shape = history.kv_shape();
+  const auto width = static_cast<std::size_t>(history.model().projection_width());
+  std::vector<std::uint16_t> q_host(width, 0x3F80);
+  q_host[width - 1] = 0x7F80;  // +inf in the last head
+  optimized::ReferenceStore store(shape, 1, 100, allocator);
+  DeviceArray<std::uint16_t> q(allocator, q_host), output(allocator, width);
+  DeviceArray<optimized::QueryRow> rows(allocator, std::vector<optimized::QueryRow>{{history.request(), 99, 2, 0, 0}});
+  DeviceArray<std::uint8_t> workspace(allocator, optimized::reference_statistics_workspace_bytes(shape, 1, 100));
+  DeviceArray<float> logits(allocator, static_cast<std::size_t>(shape.heads) * 100);
+  optimized::reference_statistics({.kv = history.cache().view(),
+                                   .layer = 1,
+                                   .q = reinterpret_cast<const __nv_bfloat16*>(q.data()),
+                                   .q_row_stride = static_cast<std::int64_t>(width),
+                                   .rows = rows.data(),
+                                   .row_count = 1,
+                                   .max_length = 100,
+                                   .reference = store.view(),
+                                   .logits = logits.data(),
+                                   .logit_stride = 100,
+                                   .output = reinterpret_cast<__nv_bfloat16*>(output.data()),
+                                   .workspace = workspace.data(),
+                                   .numeric_fault = history.numeric_fault()},
+                                  history.stream());
+  ASSERT_NE(history.numeric_fault_word(), optimized::kNoNumericFault);
+  const optimized::NumericFault fault = optimized::unpack_numeric_fault(history.numeric_fault_word());
+  EXPECT_EQ(fault.head, shape.heads - 1);
+  EXPECT_EQ(fault.position, 99);
+  EXPECT_EQ(fault.layer, 1);
+}
+
+}  // namespace
+}  // namespace loopgauge::equivalence
