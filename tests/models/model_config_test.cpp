@@ -180,7 +180,7 @@ TEST_F(ModelConfigTest, RefusesWhatItDoesNotCompute) {
       {"layer_types", {"full_attention", "sliding_attention"}, "\"sliding_attention\"", "\"full_attention\""},
       {"layer_types", {"full_attention"}, "[\"full_attention\"]", "num_hidden_layers = 2"},
       {"rope_scaling", {{"rope_type", "yarn"}, {"factor", 4.0}}, "yarn", "RoPE scaling is not implemented"},
-      {"rope_scaling", {{"type", "linear"}, {"factor", 2.0}}, "2.0", "RoPE scaling is not implemented"},
+      {"rope_scaling", {{"type", "linear"}, {"factor", 2.0}}, "\"linear\"", "RoPE scaling is not implemented"},
       {"rope_scaling", {{"factor", 2.0}}, "2.0", "RoPE scaling is not implemented"},
       {"rope_scaling", "linear", "\"linear\"", "rope_type \"default\""},
       {"rope_parameters", {{"rope_type", "default"}, {"rope_theta", 5.0}}, "5.0", "10000.0"},
