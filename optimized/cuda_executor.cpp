@@ -73,6 +73,7 @@ class Runtime final : public CudaExecutor {
     DeviceRopeTable fresh{allocator_.allocate(MemoryCategory::weights, bytes), allocator_.allocate(MemoryCategory::weights, bytes), positions};
     LOOPGAUGE_CUDA_CHECK(cudaMemcpy(fresh.cosine.data(), table.cosine.data(), bytes, cudaMemcpyHostToDevice));
     LOOPGAUGE_CUDA_CHECK(cudaMemcpy(fresh.sine.data(), table.sine.data(), bytes, cudaMemcpyHostToDevice));
+    LOOPGAUGE_CUDA_CHECK(cudaDeviceSynchronize());  // the run's stream does not wait for the default stream
     rope_ = std::move(fresh);
   }
 

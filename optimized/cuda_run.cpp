@@ -45,16 +45,6 @@ ForwardContext forward_context(const RunContext& context, const EffectiveConfig&
   return forward;
 }
 
-// The exit depth that the decisions hold for the row that feeds token `step`.
-int recorded_depth(const RequestRecord& decisions, const RequestState& s, std::size_t step) {
-  const int depth = step < decisions.exit_depths.size() ? decisions.exit_depths[step] : 0;
-  if (depth < 1) {
-    throw ConfigError(s.name() + ": the decisions to replay end before token " + std::to_string(step) + "; decision-forced replay needs a record of the same " +
-                      "teacher-forced trace");
-  }
-  return depth;
-}
-
 void copy_on_device(void* target, const void* source, std::size_t bytes, cudaStream_t stream) {
   if (bytes != 0) LOOPGAUGE_CUDA_CHECK(cudaMemcpyAsync(target, source, bytes, cudaMemcpyDeviceToDevice, stream));
 }
@@ -140,7 +130,7 @@ CudaRun::CudaRun(const RunContext& context, const Trace& trace, const EffectiveC
   if (config_.s().enabled) references_.emplace(kv_.shape(), live, longest_, allocator_);
   decode_states_ = allocator_.allocate_array<Bfloat16>(MemoryCategory::hidden_rows, static_cast<std::size_t>(live) * model_.hidden);
   survival_ = allocator_.allocate_array<float>(MemoryCategory::workspace, static_cast<std::size_t>(live));
-  fires_ = allocator_.allocate_array<std::uint8_t>(MemoryCategory::workspace, static_cast<std::size_t>(live));
+  verdicts_ = allocator_.allocate_array<ExitVerdict>(MemoryCategory::workspace, static_cast<std::size_t>(live));
   numeric_fault_ = allocator_.allocate_array<std::uint64_t>(MemoryCategory::workspace, 1);
   LOOPGAUGE_CUDA_CHECK(cudaMemsetAsync(numeric_fault_.data(), 0xFF, sizeof(std::uint64_t), stream_));
   static_assert(kNoNumericFault == ~std::uint64_t{0});
@@ -251,8 +241,10 @@ std::optional<CudaRun::Part> CudaRun::decode_part(RequestState& s, int position,
     s.row.key = {s.generation, s.incarnations++};
     s.row.last_loop = config_.loops();
     if (config_.exit().mode == ExitMode::trace) s.row.last_loop = s.request->exit_depths.at(step);
-    if (has_exit_rule()) {
-      if (const RequestRecord* forced = decisions(s)) s.row.last_loop = recorded_depth(*forced, s, step);
+    if (const RequestRecord* forced = decisions(s); has_exit_rule() && forced != nullptr && step < forced->exit_depths.size() &&
+                                                    forced->exit_depths[step] != 0) {
+      s.row.last_loop = forced->exit_depths[step];
+      s.row.depth_given = true;
     }
     s.record.keys.emplace_back();
     if (references_) s.row.reference = references_->acquire(s.row.key);
@@ -311,10 +303,11 @@ RowBatch CudaRun::make_batch(std::vector<Part>& parts) {
     }
     if (part.kind == RowKind::decode) {
       ++batch.decode_rows;
+      // A step without recorded keys (the recorded run stopped or left before loop 2) selects for itself.
       const RequestRecord* forced = decisions(s);
-      batch.forced_keys.push_back(forced != nullptr && references_ && part.loop >= 2
-                                      ? &forced->keys.at(static_cast<std::size_t>(part.piece.begin - s.prompt_length))
-                                      : nullptr);
+      const auto step = static_cast<std::size_t>(part.piece.begin - s.prompt_length);
+      const bool has_keys = forced != nullptr && step < forced->keys.size() && !forced->keys[step].layers.empty();
+      batch.forced_keys.push_back(has_keys ? &forced->keys[step] : nullptr);
     } else {
       batch.segments.push_back({s.slot, part.loop, frontier, part.first_row, static_cast<std::int32_t>(part.positions.size())});
       batch.take_scores |= config_.selects_tokens() && (part.loop == 2 || part.loop == 3);
@@ -514,10 +507,13 @@ void CudaRun::decide_last_loop(RequestState& s, int loop) {
   const ExitRule& rule = config_.exit();
   float* gate = gates_.reserve<float>(1);
   exit_gate(decode_state(s), weights_.early_exit_gate.as<Bfloat16>(), weights_.early_exit_bias.as<Bfloat16>(), gate, 1, model_.hidden, stream_);
-  exit_step(gate, survival_.as<float>() + s.slot, fires_.as<std::uint8_t>() + s.slot, 1, loop, rule.threshold, rule.min_loops, stream_);
+  exit_step(gate, survival_.as<float>() + s.slot, verdicts_.as<ExitVerdict>() + s.slot, 1, loop, rule.threshold, rule.min_loops, stream_);
   if (options_.tap != nullptr) tap_row("exit_gate", s, loop, -1, s.row.position, read(gate, 1));
-  if (decisions(s) != nullptr) return;  // the depth is given
-  if (read(fires_.as<std::uint8_t>() + s.slot, 1).front() == 0) return;
+  const ExitVerdict verdict = read(verdicts_.as<ExitVerdict>() + s.slot, 1).front();
+  if (verdict == ExitVerdict::gate_not_finite) {
+    throw NumericError(s.name() + ", position " + std::to_string(s.row.position) + ", loop " + std::to_string(loop) + ": the exit gate is not finite");
+  }
+  if (verdict == ExitVerdict::goes_on || s.row.depth_given) return;
   const int decided = rule.mode == ExitMode::threshold ? loop : std::min(config_.loops(), loop + 1);
   s.row.last_loop = std::min(s.row.last_loop, decided);  // the first decision stands
 }

@@ -107,7 +107,7 @@ class CudaRun {
   KvCache kv_;
   std::optional<ReferenceStore> references_;
   DeviceBuffer decode_states_;                       // [kMaxRequests, hidden]: H of the decode row's last loop; after the prompt, its last row
-  DeviceBuffer survival_, fires_;                    // [kMaxRequests]: exit hazard
+  DeviceBuffer survival_, verdicts_;                 // [kMaxRequests]: exit hazard
   DeviceBuffer numeric_fault_;                       // one word
   GrowableBuffer tokens_, indices_, gates_, emitted_states_, emitted_tokens_, candidates_, selected_, selection_scratch_, encode_tasks_,
       inactive_rows_;

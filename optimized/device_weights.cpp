@@ -58,6 +58,7 @@ DeviceWeights upload_weights(const Checkpoint& checkpoint, DeviceAllocator& allo
     device.post_attention_layernorm_2 = upload({&layer.post_attention_layernorm_2}, allocator);
     weights.layers.push_back(std::move(device));
   }
+  LOOPGAUGE_CUDA_CHECK(cudaDeviceSynchronize());  // a copy from pageable memory may return while its last part is on its way
   return weights;
 }
 

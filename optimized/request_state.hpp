@@ -26,6 +26,7 @@ struct WindowState {
 struct DecodeRow {
   int position = -1;
   int last_loop = kLoops;                                // lowered when the exit rule decides
+  bool depth_given = false;                              // last_loop comes from the decisions that are replayed
   bool committed = false;
   int reference = -1;                                    // slot of the attention reference state; negative: none
   ReferenceStore::Key key;

@@ -9,7 +9,7 @@
 
 namespace loopgauge::optimized {
 
-// Specification clause and reference counterpart: SPEC.md "Model arithmetic", embedding; reference/ops/embedding.
+// Specification clause and reference counterpart: S-EMB-1; reference/ops/embedding.
 // Shapes and layouts: tokens [rows] int32 on the device; table [vocab, hidden] BF16; output [rows, hidden] BF16.
 // Requires: 0 <= tokens[i] < vocab (checked by trace validation and by argmax); hidden % 8 == 0; 16-byte aligned rows.
 // Numerics: bit-exact copy.

@@ -7,7 +7,7 @@
 
 namespace loopgauge::optimized {
 
-// Specification clause and reference counterpart: SPEC.md "Model arithmetic", exit gate; reference/ops/exit_gate.
+// Specification clause and reference counterpart: S-GATE-1; reference/ops/exit_gate.
 // Shapes and layouts: rows [rows, hidden] BF16 normed states; weight [hidden] BF16; bias [1] BF16; logits [rows] FP32.
 // Requires: nothing more.
 // Numerics: bit-exact: FP32 dot in 16 lanes and a halving tree, then + bias.

@@ -12,7 +12,7 @@ struct HeadChoice {
   std::int32_t first_non_finite;   // lowest id whose logit is not finite; -1: all are
 };
 
-// Specification clause and reference counterpart: SPEC.md "Model arithmetic", argmax ties go to the lowest id; reference/ops/head_argmax.
+// Specification clause and reference counterpart: S-HEAD-2; reference/ops/head_argmax.
 // Shapes and layouts: logits [rows, vocab] FP32; choices [rows].
 // Requires: vocab >= 1. With a non-finite logit the token is unspecified and the row must be refused.
 // Numerics: exact; logits compare as numbers (-0 equals +0).

@@ -10,8 +10,7 @@
 
 namespace loopgauge::optimized {
 
-// Specification clause and reference counterpart: SPEC.md "Model arithmetic", rows are written to the plane before attention reads it;
-//   reference/ops/kv_append.
+// Specification clause and reference counterpart: S-KVA-1; reference/kv/kv_planes.
 // Shapes and layouts: keys, values: row i at + i * row_stride, [heads, head_dim] BF16, keys after RoPE; rows [count] give request, position
 //   and loop (the plane that is written). The target is the BF16 page of (request, loop, position).
 // Requires: the page is reserved and uploaded; no two rows name the same place; head_dim % 8 == 0; 16-byte aligned rows. A row with a

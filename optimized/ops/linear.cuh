@@ -16,7 +16,7 @@ std::string_view to_string(LinearImplementation implementation);
 // What `automatic` means for a shape. An explicit choice is returned as it is.
 LinearImplementation resolve(LinearImplementation implementation, int in, int out);
 
-// Specification clause and reference counterpart: SPEC.md "Model arithmetic", projections, MLP GEMMs and logits; reference/ops/linear.
+// Specification clause and reference counterpart: S-LIN-1, S-HEAD-1; reference/ops/linear.
 // Shapes and layouts: x [rows, in] BF16, rows `x_stride` elements apart; weight [out, in] BF16; y [rows, out] BF16 or FP32.
 // Requires: in % 8 == 0, x_stride % 8 == 0, 16-byte aligned pointers; out % 8 == 0 with BF16 and out % 4 == 0 with FP32 output.
 // Numerics: FP32 accumulation of exact products in another order than the reference, one rounding to BF16 (none for FP32).

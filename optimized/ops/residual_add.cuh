@@ -9,7 +9,7 @@
 
 namespace loopgauge::optimized {
 
-// Specification clause and reference counterpart: SPEC.md "Model arithmetic", residual add; reference/ops/residual_add.
+// Specification clause and reference counterpart: S-RES-1; reference/ops/residual_add.
 // Shapes and layouts: residual, addend [count] BF16; residual is updated in place.
 // Requires: count % 8 == 0, 16-byte aligned pointers.
 // Numerics: bit-exact: bf16(residual + addend).

@@ -7,7 +7,7 @@
 
 namespace loopgauge::optimized {
 
-// Specification clause and reference counterpart: SPEC.md "Model arithmetic", RMSNorm; reference/ops/rms_norm.
+// Specification clause and reference counterpart: S-RMS-1..3; reference/ops/rms_norm.
 // Shapes and layouts: input, output [rows, hidden] BF16 row-major; weight [hidden] BF16. output may be input.
 // Requires: hidden % 8 == 0, hidden <= 16384; 16-byte aligned rows.
 // Numerics: bit-exact. FP32 sum of squares in 16 lanes and a halving tree, / FP32(hidden), + epsilon, IEEE square root and
@@ -17,8 +17,8 @@ namespace loopgauge::optimized {
 // Traffic: reads and writes each row once; the row waits in shared memory between the two passes.
 void rms_norm(const Bfloat16* input, const Bfloat16* weight, Bfloat16* output, int rows, int hidden, float epsilon, cudaStream_t stream);
 
-// Specification clause and reference counterpart: SPEC.md "Model arithmetic", the sandwich norm of a sub-layer and its residual add;
-//   reference/ops/rms_norm, reference/ops/residual_add.
+// Specification clause and reference counterpart: S-RMS-1..3, then S-RES-1; reference/ops/rms_norm,
+//   reference/ops/residual_add.
 // Shapes and layouts: input, residual [rows, hidden] BF16; residual is updated in place.
 // Requires: as rms_norm; input and residual are different buffers.
 // Numerics: bit-exact: residual = bf16(residual + rms_norm(input)).

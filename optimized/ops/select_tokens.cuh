@@ -11,8 +11,7 @@ namespace loopgauge::optimized {
 // Bytes of device scratch that select_tokens needs for at most `candidates` candidates.
 std::size_t select_tokens_scratch_bytes(int candidates);
 
-// Specification clause and reference counterpart: SPEC.md "Token-sparse prefill", active[r] = top budget of score over active[r-1], score
-//   descending, then position ascending; reference/ops/token_selection.
+// Specification clause and reference counterpart: S-TSEL-4, S-TSEL-5; reference/ops/token_selection.
 // Shapes and layouts: candidates [count] int32 absolute positions of active[r-1], ascending; scores [count] FP32, scores[i] of
 //   candidates[i]; selected [budget] int32 receives positions, ascending. One selection window of one request.
 // Requires: 1 <= budget <= count; scores are finite (the caller checks) and compare as numbers.

@@ -7,7 +7,7 @@
 
 namespace loopgauge::optimized {
 
-// Specification clause and reference counterpart: SPEC.md "Model arithmetic", SwiGLU; reference/ops/swiglu.
+// Specification clause and reference counterpart: S-MLP-1, S-ELEM-1, S-ELEM-3; reference/ops/swiglu.
 // Shapes and layouts: gate_up [rows, 2 * intermediate] BF16, gate in the first half of a row and up in the second; output
 //   [rows, intermediate] BF16.
 // Requires: intermediate % 8 == 0; 16-byte aligned rows.

@@ -9,8 +9,8 @@
 
 namespace loopgauge::optimized {
 
-// Specification clause and reference counterpart: SPEC.md "Model arithmetic", norm after every loop, and "Token-sparse prefill",
-//   score; reference/ops/rms_norm, reference/ops/update_score.
+// Specification clause and reference counterpart: S-MODEL-2, S-RMS-1..3, S-TSEL-2, S-TSEL-3; reference/ops/rms_norm,
+//   reference/ops/token_selection.
 // Shapes and layouts: stream_rows [rows, hidden] BF16, the residual stream after the last layer; previous [rows, hidden] BF16, the
 //   loop's input rows H[r-1]; output [rows, hidden] BF16 receives H[r]; scores [rows] FP32, or nullptr to take none.
 // Requires: as rms_norm. previous is intact since the loop began and aliases neither stream_rows nor output: two names for one

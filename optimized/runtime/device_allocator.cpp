@@ -75,7 +75,10 @@ DeviceBuffer DeviceAllocator::allocate(MemoryCategory category, std::size_t byte
   usage.peak[index] = std::max(usage.peak[index], usage.in_use[index]);
   usage.total_peak = std::max(usage.total_peak, usage.total_in_use);
   DeviceBuffer buffer(state_, data, bytes, category);
-  if (state_->options.poison) LOOPGAUGE_CUDA_CHECK(cudaMemset(data, 0xFF, bytes));
+  if (state_->options.poison) {
+    LOOPGAUGE_CUDA_CHECK(cudaMemset(data, 0xFF, bytes));
+    LOOPGAUGE_CUDA_CHECK(cudaDeviceSynchronize());  // non-blocking streams do not wait for the default stream
+  }
   return buffer;
 }
 

@@ -17,6 +17,7 @@ namespace loopgauge::test {
 namespace {
 
 using optimized::Bfloat16;
+using optimized::ExitVerdict;
 using optimized::HeadChoice;
 using reference::Declared;
 
@@ -93,15 +94,27 @@ TEST_F(DecisionsTest, ExitStepFollowsTheReferenceHazard) {
       for (int loop = 1; loop <= kLoops; ++loop) {
         std::vector<float> gates(rows);
         for (auto& gate : gates) gate = std::normal_distribution<float>(0.0f, 4.0f)(generator);
-        std::vector<std::uint8_t> expected;
-        for (int row = 0; row < rows; ++row) expected.push_back(hazards[static_cast<std::size_t>(row)].fires(rule, loop, gates[static_cast<std::size_t>(row)]));
+        std::vector<ExitVerdict> expected;
+        for (int row = 0; row < rows; ++row) {
+          const bool fires = hazards[static_cast<std::size_t>(row)].fires(rule, loop, gates[static_cast<std::size_t>(row)]);
+          expected.push_back(fires ? ExitVerdict::fires : ExitVerdict::goes_on);
+        }
         const auto g = upload(gates);
-        auto fires = poisoned<std::uint8_t>(rows);
-        optimized::exit_step(g.as<float>(), survival.as<float>(), fires.as<std::uint8_t>(), rows, loop, threshold, min_loops, *stream_);
-        EXPECT_TRUE(same_bits(expected, download<std::uint8_t>(fires, rows))) << "threshold " << threshold << ", loop " << loop;
+        auto verdicts = poisoned<ExitVerdict>(rows);
+        optimized::exit_step(g.as<float>(), survival.as<float>(), verdicts.as<ExitVerdict>(), rows, loop, threshold, min_loops, *stream_);
+        EXPECT_EQ(expected, download<ExitVerdict>(verdicts, rows)) << "threshold " << threshold << ", loop " << loop;
       }
     }
   }
+}
+
+TEST_F(DecisionsTest, AGateThatIsNotFiniteIsReported) {
+  const auto gates = upload(std::vector<float>{0.0f, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()});
+  auto survival = upload(std::vector<float>(3, 1.0f));
+  auto verdicts = poisoned<ExitVerdict>(3);
+  optimized::exit_step(gates.as<float>(), survival.as<float>(), verdicts.as<ExitVerdict>(), 3, 1, 0.9f, 1, *stream_);
+  EXPECT_EQ(download<ExitVerdict>(verdicts, 3),
+            (std::vector<ExitVerdict>{ExitVerdict::goes_on, ExitVerdict::gate_not_finite, ExitVerdict::gate_not_finite}));
 }
 
 TEST_F(DecisionsTest, GreedyTokenIsTheLowestIdOfTheHighestLogit) {

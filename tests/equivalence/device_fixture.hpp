@@ -66,6 +66,7 @@ class DeviceTest : public ::testing::Test {
   optimized::DeviceBuffer upload(const std::vector<T>& values) {
     optimized::DeviceBuffer buffer = allocator_.allocate_array<T>(MemoryCategory::workspace, values.size());
     if (!values.empty()) LOOPGAUGE_CUDA_CHECK(cudaMemcpy(buffer.data(), values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
+    LOOPGAUGE_CUDA_CHECK(cudaDeviceSynchronize());  // the tests' stream does not wait for the default stream
     return buffer;
   }
 
@@ -74,7 +75,7 @@ class DeviceTest : public ::testing::Test {
   optimized::DeviceBuffer poisoned(std::size_t count) {
     optimized::DeviceBuffer buffer = allocator_.allocate_array<T>(MemoryCategory::workspace, count);
     if (count != 0) LOOPGAUGE_CUDA_CHECK(cudaMemset(buffer.data(), 0xFF, count * sizeof(T)));
-    LOOPGAUGE_CUDA_CHECK(cudaDeviceSynchronize());  // the tests' stream does not wait for the default stream
+    LOOPGAUGE_CUDA_CHECK(cudaDeviceSynchronize());
     return buffer;
   }
 
