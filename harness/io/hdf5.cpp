@@ -141,6 +141,17 @@ std::string describe(hid_t type) {
   }
 }
 
+// Transfers of variable-length strings convert through a buffer that the library allocates and clears each time, 1 MiB unless told
+// otherwise: with thousands of short columns that is most of the time.
+Handle string_transfer() {
+  constexpr std::size_t kConversionBytes = 16384;
+  Handle transfer = own(H5Pcreate(H5P_DATASET_XFER), H5Pclose);
+  if (!transfer || H5Pset_buffer(transfer.get(), kConversionBytes, nullptr, nullptr) < 0) {
+    throw InternalError("HDF5 layer: transfer properties" + hdf5_reason());
+  }
+  return transfer;
+}
+
 Handle utf8_string_type() {
   Handle type = own(H5Tcopy(H5T_C_S1), H5Tclose);
   if (!type || H5Tset_size(type.get(), H5T_VARIABLE) < 0 || H5Tset_cset(type.get(), H5T_CSET_UTF8) < 0) {
@@ -534,8 +545,11 @@ Tensor<T> Dataset::read() const {
       fail("its strings cannot be measured" + hdf5_reason());
     }
     if (bytes > static_cast<hsize_t>(64 * kMaxStringBytes)) fail("holds " + std::to_string(bytes) + " bytes of strings, which is too much");
-    tensor.data = read_strings(*this, "the dataset", type.get(), space.get(), count,
-                               [this](hid_t memory, void* into) { return H5Dread(id(), memory, H5S_ALL, H5S_ALL, H5P_DEFAULT, into); });
+    const Handle transfer = variable ? string_transfer() : Handle();
+    const hid_t properties = variable ? transfer.get() : H5P_DEFAULT;
+    tensor.data = read_strings(*this, "the dataset", type.get(), space.get(), count, [this, properties](hid_t memory, void* into) {
+      return H5Dread(id(), memory, H5S_ALL, H5S_ALL, properties, into);
+    });
   } else {
     tensor.data.resize(static_cast<std::size_t>(count));
     if (count > 0 && H5Dread(id(), memory_type(element_type<T>()), H5S_ALL, H5S_ALL, H5P_DEFAULT, tensor.data.data()) < 0) {
@@ -684,7 +698,8 @@ Dataset Group::write(const std::string& name, std::span<const T> values, const s
   if constexpr (kStrings) {
     std::vector<const char*> pointers;
     for (const std::string& text : values) pointers.push_back(text.c_str());
-    if (*count > 0) status = H5Dwrite(dataset.id(), memory, H5S_ALL, H5S_ALL, H5P_DEFAULT, pointers.data());
+    const Handle transfer = string_transfer();
+    if (*count > 0) status = H5Dwrite(dataset.id(), memory, H5S_ALL, H5S_ALL, transfer.get(), pointers.data());
   } else {
     if (*count > 0) status = H5Dwrite(dataset.id(), memory, H5S_ALL, H5S_ALL, H5P_DEFAULT, values.data());
   }
@@ -728,11 +743,14 @@ File File::open_readonly(const std::filesystem::path& path) {
   return File(std::move(handle), path);
 }
 
-File File::create(const std::filesystem::path& path) {
+File File::create(const std::filesystem::path& path, FileFormat format) {
   prepare_library();
   const Handle creation = own(H5Pcreate(H5P_FILE_CREATE), H5Pclose);
   if (!creation || H5Pset_obj_track_times(creation.get(), false) < 0) throw InternalError("HDF5 layer: file properties" + hdf5_reason());
   const Handle access = file_access();
+  if (format == FileFormat::compact && H5Pset_libver_bounds(access.get(), H5F_LIBVER_V110, H5F_LIBVER_V110) < 0) {
+    throw InternalError("HDF5 layer: file format" + hdf5_reason());
+  }
   Handle handle = own(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, creation.get(), access.get()), H5Fclose);
   if (!handle) throw FileError(path.string() + ": cannot be created" + hdf5_reason());
   File file(std::move(handle), path);

@@ -161,13 +161,19 @@ class Group : public Object {
   using Object::Object;
 };
 
+// Which readers a new file needs. `compact` stores thousands of small chunked datasets without an index block (2 KiB) for each.
+enum class FileFormat {
+  earliest,  // any HDF5 library
+  compact,   // HDF5 1.10 (2016) or later
+};
+
 // Closing happens in the destructor; call close() after writing so that a full disk is an error and not a silent loss.
 class File {
  public:
   // Refuses what is not a whole HDF5 file: the signature, superblock and end-of-file address are checked before the library opens it.
   static File open_readonly(const std::filesystem::path& path);
   // Truncates. Write through AtomicOutput so that a file is seen whole or not at all.
-  static File create(const std::filesystem::path& path);
+  static File create(const std::filesystem::path& path, FileFormat format = FileFormat::earliest);
 
   Group root() const;
   void close();  // flushes; all groups and datasets of the file must be gone

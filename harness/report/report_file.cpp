@@ -47,13 +47,17 @@ struct MemberType<T Row::*> {
   using type = T;
 };
 
+// Compressing a few hundred bytes costs more, in time and in bytes, than it saves.
+constexpr std::size_t kCompressedFrom = 64;
+
 // A group that is a table: a dimension scale named `axis` (0, 1, ...), and one dataset per column on that scale, so that the group opens
 // in xarray by itself.
 template <class Row>
 void write_table(const h5::Group& group, const std::string& axis, std::string_view axis_description, const std::vector<Row>& rows) {
+  const h5::Storage& storage = rows.size() < kCompressedFrom ? h5::kContiguous : h5::kCompressed;
   std::vector<std::int64_t> index(rows.size());
   std::iota(index.begin(), index.end(), std::int64_t{0});
-  const h5::Dataset scale = group.write(axis, index, h5::kCompressed);
+  const h5::Dataset scale = group.write(axis, index, storage);
   scale.make_scale(axis);
   scale.set_attribute("units", "1");
   scale.set_attribute("description", axis_description);
@@ -64,7 +68,7 @@ void write_table(const h5::Group& group, const std::string& axis, std::string_vi
           std::vector<typename Stored<T>::type> values;
           values.reserve(rows.size());
           for (const Row& row : rows) values.push_back(to_stored<T>(row.*member));
-          const h5::Dataset dataset = group.write(std::string(column.name), values, h5::kCompressed);
+          const h5::Dataset dataset = group.write(std::string(column.name), values, storage);
           dataset.set_attribute("units", column.units);
           dataset.set_attribute("description", column.description);
           dataset.attach_scale(0, scale);
@@ -170,7 +174,7 @@ bool is_complete(const Report& report) {
 
 void write_report(const std::filesystem::path& path, const Report& report) {
   AtomicOutput output(path);
-  h5::File file = h5::File::create(output.temporary());
+  h5::File file = h5::File::create(output.temporary(), h5::FileFormat::compact);
   {
     const h5::Group root = file.root();
     root.set_attribute("format", kReportFormat);
