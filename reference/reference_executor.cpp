@@ -166,7 +166,7 @@ void Run<P>::prefill(State& s, const WorkItem& item) {
   }
 }
 
-// Decides which positions of the window execute the loop and lets the others inherit (S-TSEL-1, S-TSEL-6).
+// Decides which positions of the window execute the loop and lets the others inherit (S-TSEL-2, S-TSEL-7).
 template <class P>
 void Run<P>::begin_window_loop(State& s, int window, int loop) {
   auto& active = s.active[static_cast<std::size_t>(loop - 1)][static_cast<std::size_t>(window)];
@@ -273,7 +273,11 @@ template <class P>
 int Run<P>::decide_last_loop(State& s, int loop) {
   const ExitMode mode = config_.exit().mode;
   if (mode == ExitMode::full || mode == ExitMode::trace) return s.row.last_loop;
-  const bool fires = s.row.hazard.fires(config_.exit(), loop, gate_of(s, loop, s.row.position));
+  const Real gate = gate_of(s, loop, s.row.position);
+  if (!std::isfinite(gate)) {
+    throw NumericError(name(s) + ", position " + std::to_string(s.row.position) + ", loop " + std::to_string(loop) + ": the exit gate is not finite");
+  }
+  const bool fires = s.row.hazard.fires(config_.exit(), loop, gate);
   if (!fires) return s.row.last_loop;
   const int decided = mode == ExitMode::threshold ? loop : std::min(config_.loops(), loop + 1);
   return std::min(s.row.last_loop, decided);  // the first decision stands
@@ -317,7 +321,7 @@ void Run<P>::emit(State& s, int position, int depth) {
 
 // ------------------------------------------------------------------------------------------------------------------------ the model
 
-// One loop of the shared layers for rows of one request (S-MODEL-1..9). K and V of all rows are written before any row attends.
+// One loop of the shared layers for rows of one request (S-MODEL-1..3). K and V of all rows are written before any row attends.
 template <class P>
 void Run<P>::run_rows(State& s, std::span<const int> positions, int loop, RowKind kind) {
   if (positions.empty()) return;

@@ -13,7 +13,7 @@
 
 namespace loopgauge::reference {
 
-// The attention reference of one live token (S-SDA-6). Position alone is no identity: a token that is replaced at the same position has
+// The attention reference of one live token (S-SDA-9). Position alone is no identity: a token that is replaced at the same position has
 // another incarnation, and what its predecessor left behind must not serve it.
 template <class Real>
 struct AttentionReference {

@@ -80,7 +80,8 @@ inline constexpr OpSpec kAttentionDense{
     .ties = "none",
     .determinism = Determinism::batch_invariant,
     .reference_source = "reference/ops/attention.cpp",
-    .gap = "tests/equivalence has no test of this operation yet; runs of both executors compare it",
+    .optimized_sources = {"optimized/ops/attention_decode.cu", "optimized/ops/attention_prefill.cu"},
+    .equivalence_tests = {"tests/equivalence/attention_decode_test.cpp", "tests/equivalence/attention_prefill_test.cpp"},
 };
 
 }  // namespace loopgauge::spec

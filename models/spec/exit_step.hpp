@@ -44,7 +44,8 @@ inline constexpr OpSpec kExitStep{
     .ties = "1 - s == threshold exits",
     .determinism = Determinism::exact,
     .reference_source = "reference/ops/exit_gate.hpp",
-    .gap = "tests/equivalence has no test of this operation yet; runs of both executors compare it",
+    .optimized_sources = {"optimized/ops/exit_step.cu"},
+    .equivalence_tests = {"tests/equivalence/decisions_test.cpp"},
 };
 
 }  // namespace loopgauge::spec

@@ -38,7 +38,8 @@ inline constexpr OpSpec kLinear{
     .ties = "none",
     .determinism = Determinism::batch_invariant,
     .reference_source = "reference/ops/linear.cpp",
-    .gap = "tests/equivalence has no test of this operation yet; runs of both executors compare it",
+    .optimized_sources = {"optimized/ops/linear.cu"},
+    .equivalence_tests = {"tests/equivalence/linear_test.cpp"},
 };
 
 }  // namespace loopgauge::spec

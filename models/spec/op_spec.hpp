@@ -44,8 +44,11 @@ struct OutputSpec {
   std::string_view shape{};
   Format format = Format::bf16;
   std::string_view layout{};
-  Words taps{};  // TapPoint::operation names under which rows of this output are observed; empty: not observed
-  Tolerance tolerance{};
+  Words taps{};           // TapPoint::operation names under which rows of this output are observed; empty: not observed
+  Tolerance tolerance{};  // between the executors of this repository, given equal inputs
+  // Where `tolerance` is bit_exact because both sides keep the declared order or sequence of operations: the limit for an executor that
+  // does not (the reordered profile is one). bit_exact: there is none, nothing is summed or approximated.
+  Tolerance relaxed{};
 };
 
 enum class Determinism {

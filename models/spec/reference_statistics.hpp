@@ -66,7 +66,8 @@ inline constexpr OpSpec kReferenceStatistics{
     .ties = "lower position first",
     .determinism = Determinism::batch_invariant,
     .reference_source = "reference/ops/sparse_decode.hpp",
-    .gap = "tests/equivalence has no test of this operation yet; runs of both executors compare it",
+    .optimized_sources = {"optimized/ops/reference_statistics.cu", "optimized/ops/select_keys.cu"},
+    .equivalence_tests = {"tests/equivalence/reference_statistics_test.cpp", "tests/equivalence/select_keys_test.cpp"},
 };
 
 }  // namespace loopgauge::spec

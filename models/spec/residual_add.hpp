@@ -27,7 +27,8 @@ inline constexpr OpSpec kResidualAdd{
     .ties = "none",
     .determinism = Determinism::exact,
     .reference_source = "reference/ops/residual_add.hpp",
-    .gap = "tests/equivalence has no test of this operation yet; runs of both executors compare it",
+    .optimized_sources = {"optimized/ops/residual_add.cu"},
+    .equivalence_tests = {"tests/equivalence/rows_test.cpp"},
 };
 
 }  // namespace loopgauge::spec

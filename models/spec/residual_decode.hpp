@@ -33,7 +33,8 @@ inline constexpr OpSpec kResidualDecode{
     .ties = "none",
     .determinism = Determinism::exact,
     .reference_source = "reference/kv/block_encoder.cpp",
-    .gap = "tests/equivalence has no test of this operation yet; runs of both executors compare it",
+    .optimized_sources = {"optimized/ops/attention_decode.cu"},
+    .equivalence_tests = {"tests/equivalence/residual_encode_test.cpp", "tests/equivalence/attention_decode_test.cpp"},
 };
 
 }  // namespace loopgauge::spec

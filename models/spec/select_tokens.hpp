@@ -32,7 +32,8 @@ inline constexpr OpSpec kSelectTokens{
     .ties = "lower position first",
     .determinism = Determinism::exact,
     .reference_source = "reference/ops/token_selection.hpp",
-    .gap = "tests/equivalence has no test of this operation yet; runs of both executors compare it",
+    .optimized_sources = {"optimized/ops/select_tokens.cu"},
+    .equivalence_tests = {"tests/equivalence/decisions_test.cpp"},
 };
 
 }  // namespace loopgauge::spec

@@ -45,7 +45,8 @@ inline constexpr OpSpec kSparseCorrection{
     .ties = "none",
     .determinism = Determinism::batch_invariant,
     .reference_source = "reference/ops/sparse_decode.hpp",
-    .gap = "tests/equivalence has no test of this operation yet; runs of both executors compare it",
+    .optimized_sources = {"optimized/ops/sparse_correction.cu"},
+    .equivalence_tests = {"tests/equivalence/sparse_correction_test.cpp"},
 };
 
 }  // namespace loopgauge::spec

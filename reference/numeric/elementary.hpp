@@ -11,7 +11,7 @@ namespace loopgauge::reference {
 // e^t for |t| <= 700 with relative error below 2^-46, unrounded binary64.
 [[gnu::always_inline]] inline double exp_binary64(double t) {
   constexpr double kLog2E = 1.4426950408889634;
-  constexpr double kLn2High = 6.93147180369123816490e-01;  // low 32 bits zero: n * kLn2High is exact
+  constexpr double kLn2High = 6.93147180369123816490e-01;  // low 21 bits zero: n * kLn2High is exact
   constexpr double kLn2Low = 1.90821492927058770002e-10;
   constexpr double kRoundToInteger = 6755399441055744.0;   // 1.5 * 2^52: adding it leaves rint(t * log2 e) in the low bits
   const double shifted = t * kLog2E + kRoundToInteger;

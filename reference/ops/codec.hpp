@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The INT4 group codec (S-KVQ-1..4, models/spec/quantize_int4_group.hpp).
+// The INT4 group codec (S-KVQ-2..7, models/spec/quantize_int4_group.hpp).
 #pragma once
 
 #include <algorithm>
@@ -31,6 +31,7 @@ GroupCode<Real> encode_group(const Real* values, std::ptrdiff_t stride, int coun
     min = std::min(min, x);
     max = std::max(max, x);
   }
+  min += Real{0};  // -0 becomes +0: which of the two std::min keeps depends on the order of the values (S-KVQ-6)
   const Real scale = (max - min) / Real{15};
   GroupCode<Real> group{static_cast<Real>(round_to_float16(min)), static_cast<Real>(round_to_float16(scale)), true};
   group.valid = finite && std::isfinite(group.min16) && std::isfinite(group.scale16);
