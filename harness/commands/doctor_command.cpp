@@ -203,7 +203,7 @@ void examine_trace(Examination& examination, const fs::path& file, const std::op
   for (const std::string& fault : faults) examination.fault(area, ErrorKind::input, file.string() + ": " + fault);
   if (!faults.empty()) return;
   examination.add(area, model ? Status::ok : Status::note,
-                  file.string() + ", " + std::to_string(trace.requests.size()) + " requests" +
+                  file.string() + ", " + std::to_string(trace.requests.size()) + (trace.requests.size() == 1 ? " request" : " requests") +
                       (model ? "" : "; not compared with the model, which could not be loaded"));
 }
 
