@@ -9,9 +9,11 @@
 // range for a transfer). Stream r holds the rows that executed loop r, compact, in position order; n[r] is its row capacity:
 //     base payload      stream 1:      [layer]{ K [head][n1][head_dim/2 bytes], V likewise }
 //     residual payload  streams 2..4:  [layer][stream]{ K, V as above with n[stream] }
-//     parameters        streams 1..4:  [layer][stream]{ K [head][ceil(n/64)][head_dim] half2, V [head][n][head_dim/64] half2 }
-// half2 = (minimum, scale). A payload row is token-major: byte i holds channel 2i in its low and 2i + 1 in its high nibble, so a 32-bit
-// word holds channels 8w..8w+7, channel 8w + j in bits 4j..4j+3.
+//     parameters        streams 1..4:  K [layer][stream][head][ceil(n/64)][head_dim] half2, then V [layer][stream][head][n][head_dim/64]
+//     half2
+// half2 = (minimum, scale). Payload rows and K parameters are 16-byte aligned without padding: the K part comes first for that. A payload
+// row is token-major: byte i holds channel 2i in its low and 2i + 1 in its high nibble, so a 32-bit word holds channels 8w..8w+7, channel
+// 8w + j in bits 4j..4j+3.
 #pragma once
 
 #include <cstddef>
@@ -62,15 +64,16 @@ LOOPGAUGE_HOST_DEVICE std::size_t k_parameter_bytes(const KvShape& shape, std::u
 LOOPGAUGE_HOST_DEVICE std::size_t v_parameter_bytes(const KvShape& shape, std::uint32_t n) {
   return static_cast<std::size_t>(shape.heads) * n * (shape.head_dim / kGroupSize) * 4;
 }
-LOOPGAUGE_HOST_DEVICE std::size_t stream_parameter_bytes(const KvShape& shape, std::uint32_t n) {
-  return k_parameter_bytes(shape, n) + v_parameter_bytes(shape, n);
-}
 LOOPGAUGE_HOST_DEVICE std::size_t residual_layer_bytes(const KvShape& shape, const std::uint32_t* rows) {
   return 2 * (payload_tensor_bytes(shape, rows[1]) + payload_tensor_bytes(shape, rows[2]) + payload_tensor_bytes(shape, rows[3]));
 }
-LOOPGAUGE_HOST_DEVICE std::size_t parameter_layer_bytes(const KvShape& shape, const std::uint32_t* rows) {
-  return stream_parameter_bytes(shape, rows[0]) + stream_parameter_bytes(shape, rows[1]) + stream_parameter_bytes(shape, rows[2]) +
-         stream_parameter_bytes(shape, rows[3]);
+LOOPGAUGE_HOST_DEVICE std::size_t k_parameter_layer_bytes(const KvShape& shape, const std::uint32_t* rows) {
+  return k_parameter_bytes(shape, rows[0]) + k_parameter_bytes(shape, rows[1]) + k_parameter_bytes(shape, rows[2]) +
+         k_parameter_bytes(shape, rows[3]);
+}
+LOOPGAUGE_HOST_DEVICE std::size_t v_parameter_layer_bytes(const KvShape& shape, const std::uint32_t* rows) {
+  return v_parameter_bytes(shape, rows[0]) + v_parameter_bytes(shape, rows[1]) + v_parameter_bytes(shape, rows[2]) +
+         v_parameter_bytes(shape, rows[3]);
 }
 LOOPGAUGE_HOST_DEVICE std::size_t base_payload_bytes(const KvShape& shape, const std::uint32_t* rows) {
   return static_cast<std::size_t>(shape.layers) * 2 * payload_tensor_bytes(shape, rows[0]);
@@ -79,7 +82,7 @@ LOOPGAUGE_HOST_DEVICE std::size_t residual_payload_bytes(const KvShape& shape, c
   return static_cast<std::size_t>(shape.layers) * residual_layer_bytes(shape, rows);
 }
 LOOPGAUGE_HOST_DEVICE std::size_t parameter_bytes(const KvShape& shape, const std::uint32_t* rows) {
-  return static_cast<std::size_t>(shape.layers) * parameter_layer_bytes(shape, rows);
+  return static_cast<std::size_t>(shape.layers) * (k_parameter_layer_bytes(shape, rows) + v_parameter_layer_bytes(shape, rows));
 }
 
 // --- device tables; one entry per page of a request, shared by all layers and heads ---
@@ -165,15 +168,18 @@ LOOPGAUGE_HOST_DEVICE StreamTile stream_tile(const KvShape& shape, const PageTab
     payload = page.residual_payload + static_cast<std::size_t>(layer) * residual_layer_bytes(shape, map.rows);
     for (int s = 2; s < stream; ++s) payload += 2 * payload_tensor_bytes(shape, map.rows[s - 1]);
   }
-  std::uint64_t parameters = page.parameters + static_cast<std::size_t>(layer) * parameter_layer_bytes(shape, map.rows);
-  for (int s = 1; s < stream; ++s) parameters += stream_parameter_bytes(shape, map.rows[s - 1]);
-  const std::size_t row_bytes = payload_row_bytes(shape);
-  payload += static_cast<std::size_t>(head) * n * row_bytes;
-  if (tensor == KvTensor::v) {
-    payload += payload_tensor_bytes(shape, n);
-    parameters += k_parameter_bytes(shape, n) + static_cast<std::size_t>(head) * n * (shape.head_dim / kGroupSize) * 4;
-  } else {
+  payload += static_cast<std::size_t>(head) * n * payload_row_bytes(shape);
+  std::uint64_t parameters = page.parameters;
+  if (tensor == KvTensor::k) {
+    parameters += static_cast<std::size_t>(layer) * k_parameter_layer_bytes(shape, map.rows);
+    for (int s = 1; s < stream; ++s) parameters += k_parameter_bytes(shape, map.rows[s - 1]);
     parameters += static_cast<std::size_t>(head) * ((n + kGroupSize - 1) / kGroupSize) * shape.head_dim * 4;
+  } else {
+    payload += payload_tensor_bytes(shape, n);
+    parameters += static_cast<std::size_t>(shape.layers) * k_parameter_layer_bytes(shape, map.rows);
+    parameters += static_cast<std::size_t>(layer) * v_parameter_layer_bytes(shape, map.rows);
+    for (int s = 1; s < stream; ++s) parameters += v_parameter_bytes(shape, map.rows[s - 1]);
+    parameters += static_cast<std::size_t>(head) * n * (shape.head_dim / kGroupSize) * 4;
   }
   return {reinterpret_cast<const std::uint8_t*>(payload), reinterpret_cast<const std::uint32_t*>(parameters)};
 }
