@@ -12,6 +12,7 @@
 #include <optional>
 #include <type_traits>
 
+#include "harness/io/hdf5_probe.hpp"
 #include "models/error.hpp"
 
 namespace loopgauge::harness::h5 {
@@ -734,9 +735,10 @@ Handle file_access() {
 File::File(Handle handle, std::filesystem::path path)
     : handle_(std::move(handle)), name_(std::make_shared<const std::string>(path.string())) {}
 
-File File::open_readonly(const std::filesystem::path& path) {
+File File::open_readonly(const std::filesystem::path& path, Trust trust) {
   prepare_library();
   check_superblock(path);
+  if (trust == Trust::unknown) probe_in_child(path);
   const Handle access = file_access();
   Handle handle = own(H5Fopen(path.c_str(), H5F_ACC_RDONLY, access.get()), H5Fclose);
   if (!handle) throw FileError(path.string() + ": is not a readable HDF5 file" + hdf5_reason());

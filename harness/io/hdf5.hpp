@@ -2,7 +2,8 @@
 // A thin RAII layer over the HDF5 C API: files, groups, datasets and attributes with typed contents, and every failure a FileError
 // that names the file, the object, what was expected and what was found. HDF5's own error printing is off.
 //
-// Reading trusts nothing. Only hard links are followed, external and virtual storage and filters other than deflate, shuffle and
+// Reading trusts nothing. The library itself crashes on some corrupt files, so a file is first read through by a child process, whose
+// death is a refusal like any other. Only hard links are followed, external and virtual storage and filters other than deflate, shuffle and
 // fletcher32 are refused, and no allocation exceeds what the bytes of the file can account for (deflate expands at most 1032 times).
 //
 // The HDF5 library is not thread safe as packaged: use this layer from one thread at a time.
@@ -161,6 +162,9 @@ class Group : public Object {
   using Object::Object;
 };
 
+// Whether a file may hold anything, or was read through by a child process already.
+enum class Trust { unknown, probed };
+
 // Which readers a new file needs. `compact` stores thousands of small chunked datasets without an index block (2 KiB) for each.
 enum class FileFormat {
   earliest,  // any HDF5 library
@@ -171,7 +175,8 @@ enum class FileFormat {
 class File {
  public:
   // Refuses what is not a whole HDF5 file: the signature, superblock and end-of-file address are checked before the library opens it.
-  static File open_readonly(const std::filesystem::path& path);
+  // With Trust::unknown all of it is read once in a forked child first, which costs the time of a second reading.
+  static File open_readonly(const std::filesystem::path& path, Trust trust = Trust::unknown);
   // Truncates. Write through AtomicOutput so that a file is seen whole or not at all.
   static File create(const std::filesystem::path& path, FileFormat format = FileFormat::earliest);
 

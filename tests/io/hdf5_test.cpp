@@ -3,11 +3,16 @@
 
 #include <hdf5.h>
 
+#include <algorithm>
 #include <array>
-#include <cmath>
+#include <atomic>
+#include <bit>
+#include <csignal>
+#include <cstdlib>
 #include <functional>
 #include <limits>
 
+#include "harness/io/hdf5_probe.hpp"
 #include "tests/io/io_test_support.hpp"
 
 namespace loopgauge::harness::h5 {
@@ -314,6 +319,63 @@ TEST(Hdf5, RefusesWhatIsNotAWholeFile) {
   future[8] = 9;
   write_bytes(folder / "future.h5", future);
   EXPECT_TRUE(contains(error_of([&] { File::open_readonly(folder / "future.h5"); }), "superblock version 9"));
+}
+
+TEST(Hdf5, AChildFindsOutWhatCrashesOrNeverEnds) {
+  EXPECT_EQ(error_of([] {
+              probe_in_child(
+                  "a.h5", [] {}, 5);
+            }),
+            "");
+  EXPECT_EQ(error_of([] {
+              probe_in_child(
+                  "a.h5", [] { throw FileError("an orderly refusal"); }, 5);
+            }),
+            "");
+  EXPECT_TRUE(contains(error_of([] {
+                         probe_in_child(
+                             "a.h5", [] { std::raise(SIGSEGV); }, 5);
+                       }),
+                       "a.h5: the HDF5 library crashes on it"));
+  EXPECT_TRUE(contains(error_of([] {
+                         probe_in_child(
+                             "a.h5", [] { std::abort(); }, 5);
+                       }),
+                       "a.h5: the HDF5 library crashes on it"));
+  const auto loop = [] {
+    std::atomic<bool> running = true;
+    while (running) {
+    }
+  };
+  EXPECT_TRUE(contains(error_of([&] { probe_in_child("a.h5", loop, 1); }), "a.h5: reading it comes to no end"));
+}
+
+TEST(Hdf5, NoCorruptionEndsTheProcess) {
+  const test::Folder folder;
+  write_file(folder / "whole.h5", [](const Group& root) {
+    const Dataset x = root.create_group("g").write("x", Tensor<float>({20, 3}, 1.0f), kCompressed);
+    x.set_attribute("unit", "nats");
+    root.write("names", std::vector<std::string>{"a", "bb"});
+  });
+  const std::vector<char> whole = bytes_of(folder / "whole.h5");
+  int refused = 0, tried = 0;
+  for (std::size_t at = 8; at + 8 < whole.size(); at += 71) {
+    std::vector<char> corrupt = whole;
+    std::fill_n(corrupt.begin() + static_cast<std::ptrdiff_t>(at), 4, static_cast<char>(0xff));
+    write_bytes(folder / "corrupt.h5", corrupt);
+    const std::string sentence = error_of([&] {
+      const File file = File::open_readonly(folder / "corrupt.h5");
+      const Dataset x = file.root().open_group("g").open_dataset("x");
+      x.read<float>({20, 3});
+      x.string_attribute("unit");
+      file.root().read_vector<std::string>("names");
+    });
+    EXPECT_TRUE(sentence.empty() || contains(sentence, "corrupt.h5")) << at;
+    refused += sentence.empty() ? 0 : 1;
+    ++tried;
+  }
+  EXPECT_GT(refused, 0);  // unused bytes are many: most corruptions change nothing
+  EXPECT_GT(tried, 50);
 }
 
 TEST(Hdf5, DimensionScales) {
