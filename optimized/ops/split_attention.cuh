@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The split-KV reader behind attention_decode, reference_statistics, reference_contribution and sparse_correction.
 // A CTA reads one split (a range of absolute positions) of one query row and head; a warp owns whole pages of it. Eight lanes share a K/V
-// row, each with head_dim / 8 consecutive channels, so a warp has four rows in flight per step. Encoded pages are read stream by stream:
-// q·X_hat = sum over streams of q·dec, and the same for p·X_hat; an absent row simply does not occur in its stream's list.
+// row, each with head_dim / 8 consecutive channels, so a warp has four rows in flight per step. Encoded K is read stream by stream: q·X_hat
+// = sum over streams of q·dec, and an absent row simply does not occur in its stream's list. Encoded V is reconstructed value by value.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -122,9 +122,9 @@ struct PageReader {
     return reinterpret_cast<const __nv_bfloat16*>(entry->bf16[resident - 1]) + page_row_offset(shape, layer, tensor, head, row);
   }
   __device__ __forceinline__ int last_stream() const { return fault == Fault::loop_off_by_one && loop > 1 ? loop - 1 : loop; }
-  // Rows of `encoded` that stream `stream` contributes to.
-  __device__ __forceinline__ std::uint64_t stream_rows(std::uint64_t encoded, int stream, KvTensor tensor) const {
-    if (fault == Fault::absent_residual_as_code_zero && tensor == KvTensor::k && map->rows[stream - 1] > 0) return encoded;
+  // Rows of `encoded` whose K has a part in stream `stream`.
+  __device__ __forceinline__ std::uint64_t stream_rows(std::uint64_t encoded, int stream) const {
+    if (fault == Fault::absent_residual_as_code_zero && map->rows[stream - 1] > 0) return encoded;
     return encoded & map->active[stream - 1];
   }
   __device__ __forceinline__ bool present(int row, int stream) const { return (map->active[stream - 1] >> row) & 1u; }
@@ -282,63 +282,73 @@ __device__ __forceinline__ void add_bf16(const PageReader& page, const std::uint
   }
 }
 
-// The same for one stream: weight * dec(V) = (weight * scale) * code + weight * minimum; the second term is one sum for all the lane's
-// channels, which lie in one 64-channel half.
+// The same for encoded rows: weight * X_hat, with X_hat as the specification rounds it (kv/reconstruct.cuh). Folding the scale into the
+// weight would save an operation a value but leave the rounding of sum p * minimum in channels where X_hat itself is small.
 template <int kHeadDim>
-__device__ __forceinline__ void add_stream(const PageReader& page, int stream, const std::uint8_t* list, int count, const float* weights,
-                                           float (&accumulator)[kHeadDim / kRowLanes], float& bias, int lane) {
+__device__ __forceinline__ void add_encoded(const PageReader& page, const std::uint8_t* list, int count, const float* weights,
+                                            float (&accumulator)[kHeadDim / kRowLanes], int lane) {
   constexpr int kChannels = kHeadDim / kRowLanes;
+  constexpr int kRows = 2;  // steps in flight: reconstructed values take registers
   constexpr int kWords = kChannels / 8;
   constexpr int kHalves = kHeadDim / kGroupSize;
   const int part = lane % kRowLanes, slot = lane / kRowLanes;
   const int half = part * kChannels / kGroupSize;
-  const StreamTile tile = stream_tile(page.shape, *page.entry, *page.map, page.layer, stream, KvTensor::v, page.head);
-  for (int base = 0; base < count; base += kRowsPerStep * kUnroll) {
-    std::uint32_t words[kUnroll][kWords];
-    float weight[kUnroll];
-    float2 minimum_scale[kUnroll];
+  for (int base = 0; base < count; base += kRowsPerStep * kRows) {
+    float weight[kRows];
+    float value[kRows][kChannels];
+#pragma unroll 1
+    for (int stream = 1; stream <= page.last_stream(); ++stream) {
+      const StreamTile tile = stream_tile(page.shape, *page.entry, *page.map, page.layer, stream, KvTensor::v, page.head);
+      std::uint32_t words[kRows][kWords];
+      float2 minimum_scale[kRows];
+      bool add[kRows];
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const int i = base + u * kRowsPerStep + slot;
-      weight[u] = 0.0f;
-      minimum_scale[u] = make_float2(0.0f, 0.0f);
+      for (int u = 0; u < kRows; ++u) {
+        const int i = base + u * kRowsPerStep + slot;
+        const int row = i < count ? list[i] : 0;
+        add[u] = i < count && page.present(row, stream);
+        if (stream == 1) weight[u] = i < count ? weights[row] : 0.0f;
+        minimum_scale[u] = make_float2(0.0f, 0.0f);
 #pragma unroll
-      for (int w = 0; w < kWords; ++w) words[u][w] = 0u;
-      if (i < count) {
-        const int row = list[i];
-        const int compact = page.compact_row(row, stream);
-        weight[u] = weights[row];
-        minimum_scale[u] = parameter(__ldg(tile.parameters + static_cast<std::size_t>(compact) * kHalves + half));
-        const auto* source =
-            reinterpret_cast<const std::uint32_t*>(tile.payload + static_cast<std::size_t>(compact) * (kHeadDim / 2)) + part * kWords;
+        for (int w = 0; w < kWords; ++w) words[u][w] = 0u;
+        if (add[u]) {
+          const int compact = page.compact_row(row, stream);
+          minimum_scale[u] = parameter(__ldg(tile.parameters + static_cast<std::size_t>(compact) * kHalves + half));
+          const auto* source =
+              reinterpret_cast<const std::uint32_t*>(tile.payload + static_cast<std::size_t>(compact) * (kHeadDim / 2)) + part * kWords;
 #pragma unroll
-        for (int w = 0; w < kWords; ++w) words[u][w] = __ldg(source + w);
+          for (int w = 0; w < kWords; ++w) words[u][w] = __ldg(source + w);
+        }
+      }
+#pragma unroll
+      for (int u = 0; u < kRows; ++u) {
+        if (stream > 1 && !add[u]) continue;
+        const float scale = minimum_scale[u].y, scale1 = scale * (1.0f / 16), scale2 = scale * (1.0f / 256), scale3 = scale * (1.0f / 4096);
+#pragma unroll
+        for (int w = 0; w < kWords; ++w) {
+          const std::uint32_t low = words[u][w] & 0xFFFFu, high = words[u][w] >> 16;
+          // code * scale is exact, so the fused addition rounds as the specification's product and sum do.
+          const float decoded[8] = {
+              __fmaf_rn(shifted_code<0>(low), scale, minimum_scale[u].x),   __fmaf_rn(shifted_code<1>(low), scale1, minimum_scale[u].x),
+              __fmaf_rn(shifted_code<2>(low), scale2, minimum_scale[u].x),  __fmaf_rn(shifted_code<3>(low), scale3, minimum_scale[u].x),
+              __fmaf_rn(shifted_code<0>(high), scale, minimum_scale[u].x),  __fmaf_rn(shifted_code<1>(high), scale1, minimum_scale[u].x),
+              __fmaf_rn(shifted_code<2>(high), scale2, minimum_scale[u].x), __fmaf_rn(shifted_code<3>(high), scale3, minimum_scale[u].x)};
+#pragma unroll
+          for (int j = 0; j < 8; ++j) value[u][8 * w + j] = stream == 1 ? decoded[j] : __fadd_rn(value[u][8 * w + j], decoded[j]);
+        }
       }
     }
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const float scaled = __fmul_rn(weight[u], minimum_scale[u].y);
-      const float scaled1 = scaled * (1.0f / 16), scaled2 = scaled * (1.0f / 256), scaled3 = scaled * (1.0f / 4096);
-      bias = __fmaf_rn(weight[u], minimum_scale[u].x, bias);
+    for (int u = 0; u < kRows; ++u) {
 #pragma unroll
-      for (int w = 0; w < kWords; ++w) {
-        const std::uint32_t low = words[u][w] & 0xFFFFu, high = words[u][w] >> 16;
-        accumulator[8 * w + 0] = __fmaf_rn(scaled, shifted_code<0>(low), accumulator[8 * w + 0]);
-        accumulator[8 * w + 1] = __fmaf_rn(scaled1, shifted_code<1>(low), accumulator[8 * w + 1]);
-        accumulator[8 * w + 2] = __fmaf_rn(scaled2, shifted_code<2>(low), accumulator[8 * w + 2]);
-        accumulator[8 * w + 3] = __fmaf_rn(scaled3, shifted_code<3>(low), accumulator[8 * w + 3]);
-        accumulator[8 * w + 4] = __fmaf_rn(scaled, shifted_code<0>(high), accumulator[8 * w + 4]);
-        accumulator[8 * w + 5] = __fmaf_rn(scaled1, shifted_code<1>(high), accumulator[8 * w + 5]);
-        accumulator[8 * w + 6] = __fmaf_rn(scaled2, shifted_code<2>(high), accumulator[8 * w + 6]);
-        accumulator[8 * w + 7] = __fmaf_rn(scaled3, shifted_code<3>(high), accumulator[8 * w + 7]);
-      }
+      for (int c = 0; c < kChannels; ++c) accumulator[c] = __fmaf_rn(weight[u], value[u][c], accumulator[c]);
     }
   }
 }
 
 // grid (splits, heads, rows), kThreads threads. A split without keys writes sum 0 and maximum -inf.
 template <int kHeadDim, int kSplitPages, Purpose kPurpose>
-__global__ void __launch_bounds__(kThreads) split_attention_kernel(Arguments arguments) {
+__global__ void __launch_bounds__(kThreads, 4) split_attention_kernel(Arguments arguments) {
   constexpr int kChannels = kHeadDim / kRowLanes;
   constexpr int kWarpPages = kSplitPages / kWarps;
   constexpr bool kSelected = kPurpose == Purpose::correction || kPurpose == Purpose::contribution;
@@ -415,8 +425,9 @@ __global__ void __launch_bounds__(kThreads) split_attention_kernel(Arguments arg
           dot_bf16<kHeadDim>(reader, q, list, count, dots, lane);
         }
         if (encoded != 0) {
+#pragma unroll 1
           for (int stream = 1; stream <= reader.last_stream(); ++stream) {
-            const int count = list_bits(reader.stream_rows(encoded, stream, KvTensor::k), list, lane);
+            const int count = list_bits(reader.stream_rows(encoded, stream), list, lane);
             if (count > 0) dot_stream<kHeadDim>(reader, stream, q, list, count, dots, lane);
           }
         }
@@ -461,7 +472,6 @@ __global__ void __launch_bounds__(kThreads) split_attention_kernel(Arguments arg
 
   float sum = 0.0f;
   float accumulator[kChannels] = {};
-  float bias = 0.0f;
   for (int i = 0; i < kWarpPages; ++i) {
     const int local = i * kWarps + warp, page = split_index * kSplitPages + local;
     float* weights = scores + local * kPageTokens;
@@ -479,10 +489,8 @@ __global__ void __launch_bounds__(kThreads) split_attention_kernel(Arguments arg
     const std::uint64_t encoded = keys & page_mask(page, 0, row.encoded_frontier);
     const std::uint64_t tail = keys & ~encoded;
     if (encoded != 0) {
-      for (int stream = 1; stream <= reader.last_stream(); ++stream) {
-        const int count = list_bits(reader.stream_rows(encoded, stream, KvTensor::v), list, lane);
-        if (count > 0) add_stream<kHeadDim>(reader, stream, list, count, weights, accumulator, bias, lane);
-      }
+      const int count = list_bits(encoded, list, lane);
+      add_encoded<kHeadDim>(reader, list, count, weights, accumulator, lane);
     }
     if (tail != 0) {
       const int count = list_bits(tail, list, lane);
@@ -492,7 +500,6 @@ __global__ void __launch_bounds__(kThreads) split_attention_kernel(Arguments arg
   sum = warp_sum(sum);
 #pragma unroll
   for (int c = 0; c < kChannels; ++c) {
-    accumulator[c] = __fadd_rn(accumulator[c], bias);
 #pragma unroll
     for (int width = kRowLanes; width < 32; width *= 2)
       accumulator[c] = __fadd_rn(accumulator[c], __shfl_xor_sync(~0u, accumulator[c], width));
