@@ -57,10 +57,16 @@ int run(int argc, char** argv) {
       "5 incomplete coverage, 6 internal error, 130 interrupted.");
 
   int exit_code = 0;
+  loopgauge::harness::add_sweep_command(app, exit_code);
   loopgauge::harness::add_run_command(app, exit_code);
   loopgauge::harness::add_list_command(app, exit_code);
+  loopgauge::harness::add_explain_command(app, exit_code);
+  loopgauge::harness::add_report_command(app, exit_code);
+  loopgauge::harness::add_gate_command(app, exit_code);
   loopgauge::harness::add_bench_command(app, exit_code);
   loopgauge::harness::add_trace_command(app, exit_code);
+  loopgauge::harness::add_model_command(app, exit_code);
+  loopgauge::harness::add_doctor_command(app, exit_code);
 
   try {
     app.parse(argc, argv);

@@ -135,6 +135,7 @@ class RequestComparer {
     found.first = make();
     found.first->group = group;
     found.first->request = request_;
+    found.first->key = key;
   }
 
   void shape_difference(RecordGroup group, const std::string& tensor, CausalKey key, const Place& place, const std::string& note) {

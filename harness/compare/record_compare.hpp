@@ -14,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+#include "harness/compare/causal_order.hpp"
 #include "harness/compare/error_stats.hpp"
 #include "models/run_record.hpp"
 
@@ -36,6 +37,8 @@ struct Divergence {
   std::uint64_t ulps = 0;  // in the unit of `format`; kNoUlpDistance where it has no meaning (integers, non-finite, shapes)
   UlpFormat format = UlpFormat::float32;
   std::string note;  // filled when the difference is of shape or length: "shape [4, 8], expected [4, 7]"
+
+  CausalKey key;     // when, in the serial order of the request
 
   std::string text() const;  // one line naming everything above
 };

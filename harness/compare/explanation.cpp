@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "harness/compare/explanation.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdio>
+#include <tuple>
+
+#include "harness/compare/causal_order.hpp"
+#include "models/spec/op_list.hpp"
+
+namespace loopgauge::harness {
+namespace {
+
+std::string number(double value) {
+  char text[40];
+  std::snprintf(text, sizeof text, "%.6g", value);
+  return text;
+}
+
+bool same_number(float a, float b) {
+  return std::bit_cast<std::uint32_t>(a) == std::bit_cast<std::uint32_t>(b) || (std::isnan(a) && std::isnan(b));
+}
+
+bool is_bfloat16(float value) { return (std::bit_cast<std::uint32_t>(value) & 0xffffu) == 0; }
+
+std::string token_margin(const RequestRecord& record, int row) {
+  if (record.logits.empty() || row < 0 || row >= record.logits.extent(0)) return {};
+  std::vector<float> logits(record.logits.row(row).begin(), record.logits.row(row).end());
+  if (logits.size() < 2) return {};
+  std::partial_sort(logits.begin(), logits.begin() + 2, logits.end(), std::greater<>());
+  return "the two largest logits of row " + std::to_string(row) + " are " + number(static_cast<double>(logits[0]) - logits[1]) + " apart";
+}
+
+std::string active_margin(const Divergence& d, const RequestRecord& record, int window) {
+  const auto at = static_cast<std::size_t>(d.loop - 3);
+  const auto& scores = record.scores[at];
+  const auto& active = record.active[at];
+  if (d.loop < 3 || scores.empty() || d.position < 0 || d.position >= static_cast<int>(scores.size())) return {};
+  const float own = scores[static_cast<std::size_t>(d.position)];
+  if (std::isnan(own)) return "the row was not eligible: it follows from a selection at the loop before";
+  const bool selected = std::find(active.begin(), active.end(), d.position) != active.end();
+  // The nearest row on the other side of the boundary, in the same window.
+  const int begin = d.position / window * window;
+  const int end = std::min(begin + window, static_cast<int>(scores.size()));
+  float other = std::nanf("");
+  for (int p = begin; p < end; ++p) {
+    const float score = scores[static_cast<std::size_t>(p)];
+    if (std::isnan(score) || (std::find(active.begin(), active.end(), p) != active.end()) == selected) continue;
+    if (std::isnan(other) || (selected ? score > other : score < other)) other = score;
+  }
+  if (std::isnan(other)) return {};
+  return "its score " + number(own) + " is " +
+         number(std::fabs(static_cast<double>(own) - other) / std::max<double>(std::fabs(other), 1e-30)) +
+         " (relative) from the boundary score " + number(other) + " of its window";
+}
+
+std::string exit_margin(const Divergence& d, const RequestRecord& record, const ExitRule& rule) {
+  if (rule.mode != ExitMode::threshold && rule.mode != ExitMode::delayed) return {};
+  if (record.gate.empty() || d.position < 0 || d.position >= record.gate.extent(0)) return {};
+  // The decision at the earlier of the two depths went differently.
+  const int depth = static_cast<int>(std::min(d.expected, d.actual)) - (rule.mode == ExitMode::delayed ? 1 : 0);
+  double survival = 1.0;
+  for (int loop = 1; loop <= std::max(depth, 1); ++loop) {
+    survival *= 1.0 - 1.0 / (1.0 + std::exp(-static_cast<double>(record.gate.row(d.position)[static_cast<std::size_t>(loop - 1)])));
+  }
+  return "the exit probability after loop " + std::to_string(std::max(depth, 1)) + " is " + number(1.0 - survival) + ", " +
+         number(std::fabs(1.0 - survival - static_cast<double>(rule.threshold))) + " from the threshold";
+}
+
+}  // namespace
+
+std::string operation_clauses(std::string_view tap) {
+  std::string text;
+  for (const spec::TapOwner& owner : spec::find_tap(tap)) {
+    text += (text.empty() ? "" : "; ") + std::string(owner.op->name) + ":";
+    for (const std::string_view clause : owner.op->clauses) text += " " + std::string(clause);
+  }
+  return text;
+}
+
+std::string result_clauses(const Divergence& divergence) {
+  switch (divergence.group) {
+    case RecordGroup::tokens:
+      return "S-HEAD-2 S-GEN-1";
+    case RecordGroup::exit_depths:
+      return "S-EXIT-1 S-EXIT-2 S-EXIT-3 S-EXIT-4";
+    case RecordGroup::encoded_frontier:
+      return "S-POL-1 S-TIME-1";
+    case RecordGroup::logits:
+      return "S-HEAD-1 S-EXIT-5";
+    case RecordGroup::hidden:
+      return "S-MODEL-1 S-MODEL-2 S-TSEL-7";
+    case RecordGroup::gate:
+      return "S-GATE-1";
+    case RecordGroup::scores:
+      return "S-TSEL-2 S-TSEL-3";
+    case RecordGroup::active:
+      return "S-TSEL-4";
+    case RecordGroup::keys:
+      return "S-SDA-2";
+    case RecordGroup::mass:
+      return "S-SDA-3";
+    case RecordGroup::codec:
+      return "S-KVQ-1 S-KVQ-2 S-KVQ-3 S-KVQ-4 S-KVQ-8 S-KVQ-9";
+    case RecordGroup::kv:
+      return divergence.key.phase == CausalOrder::kEncodedKv ? "S-KVQ-1 S-KVQ-9" : "S-KVA-1 S-KVA-2";
+  }
+  return {};
+}
+
+RowDifference row_difference(std::string_view tap, std::span<const float> expected, std::span<const float> actual, std::size_t width,
+                             const ModelConfig& model) {
+  RowDifference result;
+  result.width = width;
+  for (std::size_t i = 0; i < std::min(expected.size(), actual.size()); ++i) {
+    if (same_number(expected[i], actual[i])) continue;
+    ++result.different;
+    const double error = std::fabs(static_cast<double>(expected[i]) - actual[i]);
+    if (std::isfinite(error)) result.max_abs = std::max(result.max_abs, error);
+    if (result.element >= 0) continue;
+    result.element = static_cast<std::int64_t>(i);
+    result.expected = expected[i];
+    result.actual = actual[i];
+    result.format = is_bfloat16(expected[i]) && is_bfloat16(actual[i]) ? UlpFormat::bfloat16 : UlpFormat::float32;
+    result.ulps = ulp_distance(expected[i], actual[i], result.format);
+  }
+  const auto owners = spec::find_tap(tap);
+  const std::string_view shape = owners.empty() ? std::string_view() : owners[0].output->shape;
+  const bool by_projection = tap == "linear.q_proj" || tap == "linear.k_proj" || tap == "linear.v_proj";
+  const int element = static_cast<int>(result.element);
+  if (element >= 0 && (by_projection || shape.find("H, D") != std::string_view::npos)) {
+    result.head = element / model.head_dim;
+    result.element_in_head = element % model.head_dim;
+  } else if (element >= 0 && shape.ends_with("H")) {
+    result.head = element;
+    result.element_in_head = 0;
+  }
+  return result;
+}
+
+std::string decision_margin(const Divergence& divergence, const RunRecord& expected, const AlgorithmConfig& config) {
+  const auto at = static_cast<std::size_t>(divergence.request);
+  if (at >= expected.requests.size()) return {};
+  const RequestRecord& record = expected.requests[at];
+  switch (divergence.group) {
+    case RecordGroup::tokens:
+      return token_margin(record, divergence.position - record.prompt_length + 1);
+    case RecordGroup::active:
+      return active_margin(divergence, record, config.window);
+    case RecordGroup::exit_depths:
+      return exit_margin(divergence, record, config.exit);
+    default:
+      return {};
+  }
+}
+
+std::optional<Divergence> first_decision(const RecordComparison& comparison) {
+  std::optional<Divergence> first;
+  for (const GroupComparison& group : comparison.groups) {
+    const bool decides = group.group == RecordGroup::tokens || group.group == RecordGroup::active || group.group == RecordGroup::keys ||
+                         group.group == RecordGroup::exit_depths;
+    if (!decides || !group.first) continue;
+    if (!first || std::tie(group.first->request, group.first->key) < std::tie(first->request, first->key)) first = group.first;
+  }
+  return first;
+}
+
+bool happens_before(const Divergence& result, const RowId& row, const RequestRecord& expected, int window) {
+  const CausalOrder order(expected, window);
+  CausalKey key = order.computed(row.position, row.loop, CausalOrder::kLayers, row.layer);
+  if (row.operation == "logits") {
+    key = order.completed(row.position - expected.prompt_length + 1, CausalOrder::kLogits);
+  } else if (row.operation == "update_score") {
+    key = order.computed(row.position, row.loop, CausalOrder::kScores);
+  } else if (row.operation == "exit_gate") {
+    key = order.computed(row.position, row.loop, CausalOrder::kGate);
+  } else if (row.layer < 0 && row.loop > 0) {
+    key = order.computed(row.position, row.loop, CausalOrder::kHidden);
+  }
+  return std::tie(result.key.stage, result.key.loop, result.key.phase) < std::tie(key.stage, key.loop, key.phase);
+}
+
+}  // namespace loopgauge::harness

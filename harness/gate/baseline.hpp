@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// Baselines: what a sweep gave when somebody last looked and agreed. Text, committed, reviewed by diff, updated by one explicit command.
+//
+//     loopgauge-baseline 1
+//     model 4598aa90855a14cf492ab3dfa7c86cd45a49b4b37d2eac42ce741adfbbf876c8
+//     set ci
+//     serial/t0s0q1:rolling:serial_aligned/seven reference digest 0f3a...
+//     serial/t0s0q1:rolling:serial_aligned/seven reference kl_mean 0.000612[0.0002,0.0011]
+//     serial/t0s0q1:rolling:serial_aligned/seven reference memory.steady 1830912
+//
+// Three header lines, then one line per case, executor and metric: `<case id> <executor> <metric> <value>`, sorted by bytes, distinct,
+// single spaces. Lines that begin with '#' and blank lines are ignored. A value is a word (digests), an integer (bytes), or a number with
+// its 95 % interval.
+#pragma once
+
+#include <compare>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <string_view>
+
+#include "harness/report/report.hpp"
+
+namespace loopgauge::harness {
+
+inline constexpr int kBaselineVersion = 1;
+
+struct BaselineKey {
+  std::string id;
+  std::string executor;
+  std::string metric;
+  auto operator<=>(const BaselineKey&) const = default;
+};
+
+struct Baseline {
+  std::string model_sha256;
+  std::string set;
+  std::map<BaselineKey, std::string> values;
+};
+
+// What a metric's value is compared by.
+enum class MetricKind {
+  digest,        // equal or not
+  bytes,         // equal; fewer is better
+  lower_better,  // a drift metric with an uncertainty
+  higher_better,
+};
+// Throws FileError for a metric that this version does not know.
+MetricKind metric_kind(std::string_view metric);
+
+// Metrics of one row of a report that passed: digest, digest.logits, kl_mean, kl_p99, first_token_kl, same_top1, bits_per_byte,
+// task_accuracy, memory.steady, memory.peak, as far as the row has them.
+std::map<std::string, std::string> metrics_of(const CaseResult& row);
+
+// Rows that passed. Throws ConfigError for a report with a planted fault, with failed rows or with cases it did not reach: none of these
+// may become what later sweeps are measured by.
+Baseline baseline_of(const Report& report);
+
+std::string baseline_text(const Baseline& baseline);
+// Throws FileError naming `name` and the line for anything that is not exactly such a text: wrong header, unknown version or metric,
+// unsorted, duplicate or malformed lines.
+Baseline parse_baseline(std::string_view text, std::string_view name);
+Baseline read_baseline(const std::filesystem::path& path);
+
+struct MeasuredValue {
+  double value = 0.0;
+  double low = 0.0, high = 0.0;  // equal to value without an interval
+};
+// "0.000612[0.0002,0.0011]" or "0.5". Throws FileError.
+MeasuredValue parse_measured(std::string_view text, std::string_view where);
+
+}  // namespace loopgauge::harness
