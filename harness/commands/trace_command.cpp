@@ -7,6 +7,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -179,16 +180,16 @@ nlohmann::ordered_json info_json(const Trace& trace) {
 void print_info(const Trace& trace) {
   std::cout << "name         " << trace.name << "\ndescription  " << trace.description << "\nsource       " << trace.source
             << "\nvocabulary   " << trace.vocab_size << "\ntokens       " << token_count(trace) << "\n\n";
-  std::printf("%7s %6s %7s %7s %7s %6s %5s %7s %4s %4s  %s\n", "request", "id", "arrival", "task", "prompt", "new", "run", "answers", "eos",
-              "seed", trace.vocab_size == kByteVocabulary ? "end of prompt" : "");
+  const bool bytes = trace.vocab_size == kByteVocabulary;
+  std::printf("%7s %6s %7s %6s %6s %5s %6s %5s %7s %4s %4s%s\n", "request", "id", "arrival", "task", "prompt", "new", "tokens", "exits",
+              "answers", "eos", "seed", bytes ? "  end of prompt" : "");
   for (std::size_t i = 0; i < trace.requests.size(); ++i) {
     const TraceRequest& request = trace.requests[i];
-    const std::size_t shown = trace.vocab_size == kByteVocabulary ? std::min<std::size_t>(24, request.prompt.size()) : 0;
-    const std::string run = std::string(request.teacher_forced() ? "force" : "free") + (request.exit_depths.empty() ? "" : "+exits");
-    std::printf("%7zu %6d %7d %7s %7d %6d %5s %7lld %4d %4llu  %s\n", i, request.id, request.arrival, request.task.c_str(),
-                request.prompt_length(), request.max_new_tokens, run.c_str(), static_cast<long long>(answer_count(request)),
-                request.eos_token_id, static_cast<unsigned long long>(request.seed),
-                printable_text(std::span(request.prompt).last(shown)).c_str());
+    const std::span<const std::int32_t> end = std::span(request.prompt).last(std::min<std::size_t>(24, request.prompt.size()));
+    std::printf("%7zu %6d %7d %6s %6d %5d %6s %5s %7lld %4d %4llu%s\n", i, request.id, request.arrival, request.task.c_str(),
+                request.prompt_length(), request.max_new_tokens, request.teacher_forced() ? "forced" : "free",
+                request.exit_depths.empty() ? "-" : "given", static_cast<long long>(answer_count(request)), request.eos_token_id,
+                static_cast<unsigned long long>(request.seed), bytes ? ("  " + printable_text(end)).c_str() : "");
   }
   for (const TraceEvent& event : trace.events) {
     std::cout << "event        submission " << event.submission << ": " << to_string(event.kind) << " request " << event.request << "\n";
@@ -260,6 +261,11 @@ void add_validate(CLI::App& trace_command, int& exit_code) {
 void add_trace_command(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("trace", "Record, describe and validate trace files");
   command->require_subcommand(1);
+  command->footer(
+      "Examples:\n"
+      "  loopgauge trace record --text book.txt --bos --prompt-tokens 512 --continuation 64 --forced -o book.h5\n"
+      "  loopgauge trace info book.h5\n"
+      "  loopgauge trace validate data/traces/*.h5");
   add_record(*command, exit_code);
   add_info(*command, exit_code);
   add_validate(*command, exit_code);

@@ -151,7 +151,9 @@ TraceRequest cut_request(const RequestRecipe& recipe, std::int64_t* used) {
   const std::int64_t forced = recipe.forced ? recipe.continuation : 0;
   if (recipe.forced && recipe.continuation == 0) throw TraceError("a forced continuation of no tokens: say how many with continuation");
   const std::int64_t from_source = recipe.prompt_tokens ? *recipe.prompt_tokens - bos : std::max<std::int64_t>(0, available - forced);
-  if (from_source + bos < 1) throw TraceError("the prompt would be empty");
+  if (from_source + bos < 1)
+    throw TraceError("the prompt would be empty: the source holds " + std::to_string(std::max<std::int64_t>(0, available)) +
+                     " tokens from offset " + std::to_string(recipe.offset));
   if (from_source + forced > available) {
     throw TraceError("the source holds " + std::to_string(std::max<std::int64_t>(0, available)) + " tokens from offset " +
                      std::to_string(recipe.offset) + ", but a prompt of " + std::to_string(from_source + bos) +
