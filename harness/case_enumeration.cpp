@@ -10,12 +10,11 @@ namespace {
 
 constexpr EncodingPolicy kEnumeratedPolicies[] = {EncodingPolicy::fixed_prompt, EncodingPolicy::rolling, EncodingPolicy::streaming};
 
-std::vector<AlgorithmConfig> enumerated_settings(bool with_exits) {
+std::vector<AlgorithmConfig> enumerated_settings(const CaseTrace& trace) {
   std::vector<ExitRule> exits{ExitRule{}};
-  if (with_exits) {
+  if (trace.name.starts_with("exit-"))
     exits.push_back({.mode = ExitMode::threshold, .threshold = kEnumeratedExitThreshold, .min_loops = 1});
-    exits.push_back({.mode = ExitMode::trace, .threshold = 1.0f, .min_loops = 1});
-  }
+  if (trace.has_exit_depths) exits.push_back({.mode = ExitMode::trace, .threshold = 1.0f, .min_loops = 1});
   std::vector<AlgorithmConfig> settings;
   for (const ExitRule& exit : exits) {
     for (int bits = 0; bits < 8; ++bits) {
@@ -53,7 +52,7 @@ std::vector<ModeSpec> default_modes() { return {ModeSpec{.name = "serial"}, Mode
 std::vector<Case> enumerate_cases(std::span<const CaseTrace> traces, std::span<const ModeSpec> modes) {
   std::vector<Case> cases;
   for (const CaseTrace& trace : traces) {
-    for (const AlgorithmConfig& config : enumerated_settings(trace.has_exit_depths)) {
+    for (const AlgorithmConfig& config : enumerated_settings(trace)) {
       for (const ModeSpec& mode : modes) {
         cases.push_back({mode, config, trace.name});
         require_runnable(cases.back());
