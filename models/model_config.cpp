@@ -243,7 +243,7 @@ void note_unknown_keys(const json& document, std::vector<std::string>& notes) {
       "rope_theta",   "rope_scaling",   "layer_types",    "rope_parameters",     "use_sliding_window",  "tie_word_embeddings",
       "bos_token_id", "sliding_window", "eos_token_id",   "early_exit_step",     "early_exit_threshold"};
   for (const auto& [key, value] : document.items()) {
-    const auto is_neutral_key = [&](const NeutralKey& entry) { return entry.key == key; };
+    const auto is_neutral_key = [&name = key](const NeutralKey& entry) { return entry.key == name; };
     if (value.is_null() || read_keys.contains(key) || kHarmlessKeys.contains(key) || std::ranges::any_of(neutral_keys(), is_neutral_key))
       continue;
     notes.push_back("config.json: key " + shown(key) + " is not known and was ignored (value " + shown(value) + ")");
