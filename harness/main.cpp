@@ -40,6 +40,22 @@ int fail(int exit_code, const std::string& message) {
   return exit_code;
 }
 
+// CLI11's message in one sentence, with the help to turn to.
+std::string usage_message(const CLI::App& app, const CLI::ParseError& error) {
+  std::string verbs;
+  const CLI::App* deepest = &app;
+  while (!deepest->get_subcommands().empty()) {
+    deepest = deepest->get_subcommands().front();
+    verbs += " " + deepest->get_name();
+  }
+  std::string message = error.what();
+  // CLI11 reports what is missing before the word that was meant to be it.
+  if (error.get_name() == "RequiredError" && !deepest->remaining().empty()) {
+    message = "'" + deepest->remaining().front() + "' is not a subcommand or option";
+  }
+  return message + " (see loopgauge" + verbs + " --help)";
+}
+
 int run(int argc, char** argv) {
   CLI::App app{
       "loopgauge: does an execution of FlashLoop on Ouro still compute the declared algorithm, how far is it from dense, what does it cost",
@@ -47,7 +63,6 @@ int run(int argc, char** argv) {
   app.require_subcommand(1);
   app.set_version_flag("--version", std::function<std::string()>(loopgauge::harness::version_text),
                        "Print version, revision, compiler and CUDA state");
-  app.set_help_all_flag("--help-all", "Print the help of every subcommand");
   app.footer(
       "Examples:\n"
       "  loopgauge list --set smoke                      the cases of a set\n"
@@ -67,12 +82,14 @@ int run(int argc, char** argv) {
   loopgauge::harness::add_trace_command(app, exit_code);
   loopgauge::harness::add_model_command(app, exit_code);
   loopgauge::harness::add_doctor_command(app, exit_code);
+  app.set_help_all_flag("--help-all", "Print the help of every subcommand");  // last: subcommands would inherit it
 
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     // Help and version are successful "errors"; CLI11's own codes for the others lie outside this program's contract.
-    return app.exit(error) == 0 ? 0 : kUsageExit;
+    if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success)) return app.exit(error);
+    return fail(kUsageExit, usage_message(app, error));
   }
   return exit_code;
 }

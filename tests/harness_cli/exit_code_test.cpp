@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+// The exit-code contract through the real program: every kind of bad input gives its code and one sentence on standard error, nothing on
+// standard output, and no partial file.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "optimized/cuda_executor.hpp"
+#include "tests/harness_cli/process.hpp"
+
+namespace loopgauge::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+const fs::path kTraces = fs::path(LOOPGAUGE_SOURCE_DIR) / "data" / "traces";
+const fs::path kModel = fs::path(LOOPGAUGE_SOURCE_DIR) / "models" / "ouro-tiny";
+
+void expect_failure(const std::vector<std::string>& arguments, int exit_code, const std::string& message_part) {
+  const ProcessResult result = run_program(arguments);
+  std::string line = "loopgauge";
+  for (const std::string& argument : arguments) line += " " + argument;
+  EXPECT_EQ(result.exit_code, exit_code) << line << "\n" << result.err;
+  EXPECT_NE(result.err.find(message_part), std::string::npos) << line << "\n" << result.err;
+  EXPECT_EQ(result.out, "") << line;
+  EXPECT_TRUE(result.err.starts_with("loopgauge: ")) << result.err;
+  EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
+}
+
+void expect_usage(const std::vector<std::string>& arguments, const std::string& message_part) {
+  expect_failure(arguments, 2, message_part);
+}
+
+// A folder with the shipped model, its safetensors changed by `edit`.
+template <class Edit>
+void copy_model(const fs::path& folder, Edit edit) {
+  fs::create_directory(folder);
+  write_file(folder / "config.json", read_file(kModel / "config.json"));
+  std::string weights = read_file(kModel / "model.safetensors");
+  edit(weights);
+  write_file(folder / "model.safetensors", weights);
+}
+
+// Overwrites every BF16 element of one tensor.
+void fill_tensor(std::string& safetensors, const std::string& name, std::uint16_t bits) {
+  std::uint64_t header_bytes = 0;
+  std::memcpy(&header_bytes, safetensors.data(), sizeof header_bytes);
+  const auto header = nlohmann::json::parse(safetensors.substr(8, header_bytes));
+  const auto offsets = header.at(name).at("data_offsets").get<std::vector<std::size_t>>();
+  for (std::size_t i = offsets[0]; i < offsets[1]; i += sizeof bits)
+    std::memcpy(safetensors.data() + 8 + header_bytes + i, &bits, sizeof bits);
+}
+
+TEST(ExitCode, UsageOfTheCommandLine) {
+  expect_usage({}, "subcommand");
+  expect_usage({"fly"}, "'fly' is not a subcommand or option (see loopgauge --help)");
+  expect_usage({"trace", "fly"}, "'fly' is not a subcommand or option (see loopgauge trace --help)");
+  expect_usage({"run", "--fly"}, "--fly");
+  expect_usage({"run", "serial/t0s0q0/seven", "extra"}, "extra");
+  expect_usage({"run", "serial/t0s0q0/seven", "--window"}, "--window");
+  expect_usage({"run"}, "nothing to run");
+  expect_usage({"run", "serial/t0s0q0/seven", "--output", "xml"}, "console, json");
+}
+
+TEST(ExitCode, UsageOfCases) {
+  expect_usage({"run", "seven"}, "<mode>/<settings>/<trace>");
+  expect_usage({"run", "serial/t0s0q0:w256/seven"}, "write 'serial/t0s0q0/seven'");
+  expect_usage({"run", "serial/t0s0q0/seven", "--window", "64"}, "--window cannot be given with a case id");
+  expect_usage({"run", "serial/t0s0q0/seven", "--mode", "split"}, "--mode cannot be given with a case id");
+  expect_usage({"run", "serial/t0s0q0/one", "--trace", (kTraces / "seven.h5").string()}, "trace 'one', but the file holds trace 'seven'");
+  expect_usage({"run", "serial/t0s0q1:rolling:serial_aligned:flush=eager/seven"}, "is illegal");
+  expect_usage({"run", "block_spec.d2.k4/t0s0q0:exit=trace/seven"}, "is illegal");
+  expect_usage({"run", "serial/t0s0q0:exit=trace/seven"}, "exit_depths");
+  expect_usage({"run", "serial/t0s0q0/seven", "--mutant", "gremlin"}, "gremlin");
+  expect_usage({"run", "serial/t0s0q0/seven", "--mutant", "loop3_reference_at_loop4"}, "it needs s1");
+}
+
+TEST(ExitCode, UsageOfTheConfiguration) {
+  const std::string trace = (kTraces / "seven.h5").string();
+  expect_usage({"run", "--trace", trace, "--window", "100"}, "window 100 is not a positive multiple of 64");
+  expect_usage({"run", "--trace", trace, "--switches", "t1s0q0", "--retention", "10000,10000,1000,2500"}, "must not rise");
+  expect_usage({"run", "--trace", trace, "--switches", "t1s0q0", "--retention", "9000,9000,1000,500"}, "loops 1 and 2");
+  expect_usage({"run", "--trace", trace, "--switches", "t0s1q0", "--key-fraction", "0"}, "key fraction");
+  expect_usage({"run", "--trace", trace, "--switches", "t0s0q1", "--tail", "-1"}, "tail");
+  expect_usage({"run", "--trace", trace, "--policy", "rolling"}, "no effect without q1");
+  expect_usage({"run", "--trace", trace, "--exit", "threshold:2"}, "threshold");
+  expect_usage({"run", "--trace", trace, "--executor", "fast"}, "reference, optimized");
+  expect_usage({"run", "--trace", trace, "--profile", "quick"}, "declared, reordered, double");
+  expect_usage({"run", "--trace", trace, "--dump-only", "logits"}, "--dump-only has no effect without --dump");
+  expect_usage({"run", "--trace", trace, "--dump", "x.h5", "--dump-only", "everything"}, "everything");
+
+  const TemporaryFolder folder;
+  write_file(folder / "a.toml", "widnow = 64\n");
+  expect_usage({"run", "--trace", trace, "--config", (folder / "a.toml").string()}, "a.toml:1: unknown key 'widnow'");
+}
+
+TEST(ExitCode, MissingAndInvalidFiles) {
+  const TemporaryFolder folder;
+  expect_failure({"run", "serial/t0s0q0/no-such-trace"}, 3, "no-such-trace");
+  expect_failure({"run", "--trace", folder.path().string()}, 3, folder.path().string());
+  expect_failure({"run", "--config", "no-such.toml", "--trace", (kTraces / "seven.h5").string()}, 3, "no-such.toml");
+  expect_failure({"run", "serial/t0s0q0/seven", "--checkpoint", (folder / "none").string()}, 3, "none");
+  expect_failure({"run", "serial/t0s0q0/seven", "--dump", (folder / "none" / "a.h5").string()}, 3, "none does not exist");
+
+  const std::string bytes = read_file(kTraces / "seven.h5");
+  write_file(folder / "truncated.h5", bytes.substr(0, bytes.size() / 2));
+  expect_failure({"run", "--trace", (folder / "truncated.h5").string()}, 3, "truncated.h5");
+  write_file(folder / "text.h5", "not HDF5 at all\n");
+  expect_failure({"run", "--trace", (folder / "text.h5").string()}, 3, "text.h5");
+  write_file(folder / "empty.h5", "");
+  expect_failure({"run", "--trace", (folder / "empty.h5").string()}, 3, "empty.h5");
+}
+
+TEST(ExitCode, DamagedCheckpoints) {
+  const TemporaryFolder folder;
+  const auto expect_refused = [&](const char* name, auto edit, const std::string& part) {
+    copy_model(folder / name, edit);
+    expect_failure({"run", "serial/t0s0q0/one", "--checkpoint", (folder / name).string()}, 3, part);
+  };
+  expect_refused(
+      "truncated", [](std::string& weights) { weights.resize(weights.size() / 2); }, "model.safetensors");
+  expect_refused(
+      "longer", [](std::string& weights) { weights += '\0'; }, "model.safetensors");
+  expect_refused(
+      "nan", [](std::string& weights) { fill_tensor(weights, "model.norm.weight", 0x7fc0); }, "model.norm.weight");
+}
+
+TEST(ExitCode, ANumericErrorOfTheAlgorithmIsAMismatch) {
+  // The largest finite weights overflow BF16, so the first quantity that must be finite is not.
+  const TemporaryFolder folder;
+  copy_model(folder / "huge", [](std::string& weights) { fill_tensor(weights, "model.norm.weight", 0x7f7f); });
+  expect_failure({"run", "serial/t1s0q0/seven", "--checkpoint", (folder / "huge").string()}, 1, "finite");
+}
+
+TEST(ExitCode, WhatThisVersionOrMachineCannotDo) {
+  expect_failure({"run", "wcpb/t0s0q0/seven"}, 4, "not available in this version");
+  expect_failure({"run", "--trace", (kTraces / "seven.h5").string(), "--mode", "block_spec"}, 4, "not available in this version");
+  if (optimized::device_status().available) GTEST_SKIP() << "a CUDA device is present: " << optimized::device_status().description;
+  expect_failure({"run", "serial/t0s0q0/seven", "--executor", "optimized"}, 4, optimized::device_status().description);
+}
+
+TEST(ExitCode, UnwritableStandardOutput) {
+  const ProcessResult result = run_program({"list"}, {.standard_output = "/dev/full"});
+  EXPECT_EQ(result.exit_code, 3) << result.err;
+  EXPECT_NE(result.err.find("standard output"), std::string::npos) << result.err;
+}
+
+TEST(ExitCode, AnInterruptLeavesNoPartialFile) {
+  const TemporaryFolder folder;
+  const ProcessResult result =
+      run_program({"run", "serial/t0s0q0/needle-2k", "--dump", (folder / "a.h5").string()}, {.interrupt_after_ms = 700});
+  EXPECT_EQ(result.exit_code, 130) << result.err;
+  EXPECT_EQ(result.err, "loopgauge: interrupted\n");
+  EXPECT_EQ(result.out, "");
+  EXPECT_TRUE(fs::is_empty(folder.path()));
+}
+
+TEST(ExitCode, AFailedRunLeavesTheOldDump) {
+  const TemporaryFolder folder;
+  write_file(folder / "a.h5", "old");
+  copy_model(folder / "huge", [](std::string& weights) { fill_tensor(weights, "model.norm.weight", 0x7f7f); });
+  EXPECT_EQ(run_program({"run", "serial/t1s0q0/seven", "--checkpoint", (folder / "huge").string(), "--dump", (folder / "a.h5").string()})
+                .exit_code,
+            1);
+  EXPECT_EQ(read_file(folder / "a.h5"), "old");
+}
+
+TEST(ExitCode, OutOfMemoryIsASentence) {
+#if defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "the address sanitizer reserves more address space than this limit leaves";
+#endif
+  const ProcessResult result = run_program({"bench", "--switches", "t0s0q0", "--context", "2000"}, {.address_space_mib = 150});
+  EXPECT_EQ(result.exit_code, 6) << result.err;
+  EXPECT_NE(result.err.find("out of memory"), std::string::npos) << result.err;
+}
+
+}  // namespace
+}  // namespace loopgauge::test

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+// `loopgauge run` through the real program: what it prints, what it dumps, and that both are reproducible.
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "harness/io/digest.hpp"
+#include "harness/io/dump_file.hpp"
+#include "tests/harness_cli/process.hpp"
+
+namespace loopgauge::harness {
+namespace {
+
+using test::run_program;
+using test::TemporaryFolder;
+
+const std::string kSeven = std::string(LOOPGAUGE_SOURCE_DIR) + "/data/traces/seven.h5";
+
+nlohmann::json run_json(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), "run");
+  arguments.insert(arguments.end(), {"--output", "json"});
+  const auto result = run_program(arguments);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  return nlohmann::json::parse(result.out);
+}
+
+TEST(Run, ADumpHoldsWhatASecondRunDigests) {
+  const TemporaryFolder folder;
+  const std::string id = "serial/t1s1q1:rolling:serial_aligned/seven";
+  const std::string dump = (folder / "seven.h5").string();
+  ASSERT_EQ(run_program({"run", id, "--dump", dump}).exit_code, 0);
+
+  DumpInfo info;
+  const auto dumped = digests(read_dump(dump, info));
+  const nlohmann::json second = run_json({id, "--digest"});
+  EXPECT_EQ(second.at("digests").at("version"), std::string(kDigestVersion));
+  EXPECT_EQ(second.at("digests").at("sha256"), nlohmann::json(dumped));
+
+  EXPECT_EQ(info.case_id, id);
+  EXPECT_EQ(info.mode, "serial");
+  EXPECT_EQ(info.switches, "t1s1q1");
+  EXPECT_EQ(info.policy, "rolling");
+  EXPECT_EQ(info.executor, "reference");
+  EXPECT_EQ(info.profile, "declared");
+  EXPECT_EQ(info.model_sha256, second.at("model_sha256"));
+}
+
+TEST(Run, SplitAndSerialPlansGiveTheSameBits) {
+  for (const char* settings : {"t0s0q0", "t1s1q0", "t1s1q1:streaming:serial_aligned:w64"}) {
+    const auto serial = run_json({std::string("serial/") + settings + "/boundary-short", "--digest"});
+    const auto split = run_json({std::string("split.p20/") + settings + "/boundary-short", "--digest"});
+    EXPECT_EQ(serial.at("digests"), split.at("digests")) << settings;
+    EXPECT_EQ(split.at("mode"), "split.p20");
+  }
+}
+
+TEST(Run, ProfilesAndSwitchesChangeTheResult) {
+  const auto base = run_json({"serial/t0s0q0/seven", "--digest"});
+  const auto logits = [](const nlohmann::json& run) { return run.at("digests").at("sha256").at("logits"); };
+  EXPECT_NE(logits(base), logits(run_json({"serial/t0s0q0/seven", "--digest", "--profile", "double"})));
+  EXPECT_NE(logits(base), logits(run_json({"serial/t1s0q0/seven", "--digest"})));
+  EXPECT_EQ(logits(base), logits(run_json({"--trace", kSeven, "--digest"})));
+}
+
+TEST(Run, FlagsAndCaseIdAreTheSameCase) {
+  const auto by_flags =
+      run_json({"--trace", kSeven, "--mode", "split", "--switches", "t1s0q1", "--policy", "streaming", "--window", "64", "--tail", "0"});
+  EXPECT_EQ(by_flags.at("case"), "split/t1s0q1:streaming:serial_aligned:w64:tail0/seven");
+  const auto by_id = run_json({"split/t1s0q1:streaming:serial_aligned:w64:tail0/seven"});
+  EXPECT_EQ(by_flags.at("config"), by_id.at("config"));
+  EXPECT_EQ(by_flags.at("requests"), by_id.at("requests"));
+}
+
+TEST(Run, TheConfigurationFileReachesTheRunAndFlagsWin) {
+  const TemporaryFolder folder;
+  test::write_file(folder / "a.toml", "window = 128\n[kv_residual_quantization]\nenabled = true\npolicy = \"fixed_prompt\"\n");
+  const std::string config = (folder / "a.toml").string();
+  EXPECT_EQ(run_json({"--trace", kSeven, "--config", config}).at("case"), "serial/t0s0q1:fixed_prompt:serial_aligned:w128/seven");
+  EXPECT_EQ(run_json({"--trace", kSeven, "--config", config, "--window", "64"}).at("case"),
+            "serial/t0s0q1:fixed_prompt:serial_aligned:w64/seven");
+}
+
+TEST(Run, ForcedTokensAreReportedWithTheirText) {
+  const auto run = run_json({"serial/t0s0q0/seven"});
+  const auto& request = run.at("requests").at(0);
+  EXPECT_EQ(request.at("prompt_length"), 7);
+  EXPECT_TRUE(request.at("forced").get<bool>());
+  EXPECT_EQ(request.at("fed"), request.at("tokens").size());
+  EXPECT_FALSE(request.at("text").get<std::string>().empty());
+  const auto console = run_program({"run", "serial/t0s0q0/seven"});
+  EXPECT_NE(console.out.find("case      serial/t0s0q0/seven\n"), std::string::npos);
+  EXPECT_NE(console.out.find("text     " + request.at("text").get<std::string>()), std::string::npos) << console.out;
+  EXPECT_EQ(console.err, "");  // progress is for terminals
+}
+
+TEST(Run, ExitDepthsOfTheTraceAreFollowed) {
+  const auto run = run_json({"serial/t0s0q0:exit=trace/exit-depths"});
+  std::set<int> depths;
+  for (int depth : run.at("requests").at(0).at("exit_depths")) depths.insert(depth);
+  EXPECT_EQ(depths, (std::set<int>{1, 2, 3, 4}));
+}
+
+TEST(Run, TheEnumeratedThresholdEndsTokensAtSeveralLoops) {
+  const auto run = run_json({"serial/t0s0q0:exit=threshold0.5/exit-threshold"});
+  std::set<int> depths;
+  for (int depth : run.at("requests").at(0).at("exit_depths")) depths.insert(depth);
+  EXPECT_GE(depths.size(), 2u);
+}
+
+TEST(Run, DumpOnlyKeepsTheChosenGroups) {
+  const TemporaryFolder folder;
+  const std::string dump = (folder / "gate.h5").string();
+  ASSERT_EQ(run_program({"run", "serial/t0s0q0/seven", "--dump", dump, "--dump-only", "gate,logits"}).exit_code, 0);
+  DumpInfo info;
+  const RunRecord record = read_dump(dump, info);
+  EXPECT_FALSE(record.requests.at(0).gate.empty());
+  EXPECT_FALSE(record.requests.at(0).logits.empty());
+  EXPECT_TRUE(record.requests.at(0).hidden[0].empty());
+  EXPECT_TRUE(record.requests.at(0).kv.empty());
+}
+
+TEST(Run, AMutantIsMarkedAndDiffers) {
+  const auto clean = run_json({"serial/t0s0q0/seven", "--digest"});
+  const auto mutant = run_json({"serial/t0s0q0/seven", "--digest", "--mutant", "swapped_norms"});
+  EXPECT_EQ(mutant.at("executor"), "reference+swapped_norms");
+  EXPECT_NE(clean.at("digests").at("sha256").at("all"), mutant.at("digests").at("sha256").at("all"));
+}
+
+}  // namespace
+}  // namespace loopgauge::harness
