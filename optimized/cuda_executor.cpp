@@ -96,7 +96,9 @@ DeviceStatus device_status() {
   if (counted != cudaSuccess || count == 0) {
     cudaGetLastError();  // an absent device is an answer, not an error of the next call
     status.description = "no CUDA device";
-    if (counted != cudaSuccess && counted != cudaErrorNoDevice) status.description += std::string(" (") + cudaGetErrorString(counted) + ")";
+    int driver = 0;  // stays 0 where no driver is installed, which the runtime reports as an insufficient one
+    const bool plain = counted == cudaSuccess || counted == cudaErrorNoDevice || (cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0);
+    if (!plain) status.description += std::string(" (") + cudaGetErrorString(counted) + ")";
     return status;
   }
   cudaDeviceProp properties{};

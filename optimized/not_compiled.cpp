@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The factory of a build without a CUDA toolkit: it says so.
 #include "models/error.hpp"
+#include "optimized/bench/step_bench.hpp"
 #include "optimized/cuda_executor.hpp"
 
 namespace loopgauge::optimized {
@@ -9,6 +10,10 @@ DeviceStatus device_status() { return {false, false, "built without CUDA"}; }
 
 std::unique_ptr<CudaExecutor> make_cuda_executor(const Checkpoint&, const CudaExecutorOptions&) {
   throw UnsupportedError("the CUDA runtime cannot run: " + device_status().description);
+}
+
+StepBenchResult run_step_bench(const ModelConfig&, const StepBenchOptions&, const std::function<void(const std::string&)>&) {
+  throw UnsupportedError("the device bench cannot run: " + device_status().description);
 }
 
 }  // namespace loopgauge::optimized

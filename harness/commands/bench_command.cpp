@@ -6,6 +6,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "harness/bench/device_bench.hpp"
 #include "harness/bench/reference_bench.hpp"
 #include "harness/case.hpp"
 #include "harness/commands/command.hpp"
@@ -13,7 +14,6 @@
 #include "harness/progress.hpp"
 #include "harness/provenance.hpp"
 #include "models/error.hpp"
-#include "optimized/cuda_executor.hpp"
 
 namespace loopgauge::harness {
 namespace {
@@ -27,9 +27,12 @@ struct BenchOptions {
   std::string policy = "rolling";
   ReferenceBenchOptions bench;
   std::string output = "console";
+  std::string shape;                 // not empty: the device bench at that shape
+  optimized::StepBenchOptions device;
 };
 
 struct BenchResult {
+  std::string executor;
   std::string model_sha256;
   std::string profile;
   std::vector<ReferenceBenchRow> rows;
@@ -52,7 +55,7 @@ BenchResult measure(const BenchOptions& options, const Settings& settings) {
   const std::vector<AlgorithmConfig> configs = requested_configs(options);
   const Checkpoint checkpoint = load_checkpoint(settings.checkpoint);
   const std::unique_ptr<Executor> executor = make_executor(settings.executor, checkpoint);
-  BenchResult result{checkpoint.sha256, std::string(to_string(settings.profile)), {}};
+  BenchResult result{settings.executor, checkpoint.sha256, std::string(to_string(settings.profile)), {}};
   Progress progress("bench", static_cast<std::int64_t>(configs.size()));
   for (const AlgorithmConfig& config : configs) {
     progress.update(static_cast<std::int64_t>(result.rows.size()), settings_text(config));
@@ -64,7 +67,7 @@ BenchResult measure(const BenchOptions& options, const Settings& settings) {
 void print_console(const BenchOptions& options, const BenchResult& result) {
   const HostInfo host = host_info();
   const ReferenceBenchOptions& bench = options.bench;
-  std::printf("bench of the reference, profile %s, model sha256 %s\n", result.profile.c_str(), result.model_sha256.c_str());
+  std::printf("bench of executor %s, profile %s, model sha256 %s\n", result.executor.c_str(), result.profile.c_str(), result.model_sha256.c_str());
   std::printf("host %s, %d logical CPUs, %d threads\n", host.cpu.c_str(), host.logical_cpus, host.threads);
   std::printf("prompt %d random tokens (seed %llu), %d decode steps, %d runs after a warm-up; tokens/s as median [minimum, maximum]\n\n",
               bench.context, static_cast<unsigned long long>(bench.seed), bench.new_tokens, bench.repeat);
@@ -84,7 +87,7 @@ nlohmann::ordered_json spread_json(const Spread& value) {
 
 void print_json(const BenchOptions& options, const BenchResult& result) {
   const HostInfo host = host_info();
-  nlohmann::ordered_json json{{"executor", "reference"},
+  nlohmann::ordered_json json{{"executor", result.executor},
                               {"profile", result.profile},
                               {"model_sha256", result.model_sha256},
                               {"tool_version", build_info().version},
@@ -116,17 +119,15 @@ void print_csv(const BenchOptions& options, const BenchResult& result) {
   for (const ReferenceBenchRow& row : result.rows) {
     const auto& p = row.prefill_tokens_per_second;
     const auto& d = row.decode_tokens_per_second;
-    std::cout << "reference," << result.profile << "," << row.settings << "," << options.bench.context << "," << options.bench.new_tokens
+    std::cout << result.executor << "," << result.profile << "," << row.settings << "," << options.bench.context << "," << options.bench.new_tokens
               << "," << options.bench.repeat << "," << options.bench.seed << "," << host.threads << "," << p.median << "," << p.minimum
               << "," << p.maximum << "," << d.median << "," << d.minimum << "," << d.maximum << "\n";
   }
 }
 
-void require_reference(const std::string& executor) {
-  if (executor == "reference") return;
-  if (executor != "optimized") throw ConfigError("executor '" + executor + "' is not one of: reference, optimized");
-  throw UnsupportedError("bench --executor optimized is not available in this version (device: " + optimized::device_status().description +
-                         ")");
+// Reads as `--shape`: the one shape that is known.
+void require_shape(const std::string& shape) {
+  if (shape != "ouro-1.4b") throw ConfigError("--shape '" + shape + "' is not one of: ouro-1.4b");
 }
 
 }  // namespace
@@ -142,17 +143,31 @@ void add_bench_command(CLI::App& app, int& exit_code) {
       ->type_name("N")
       ->capture_default_str();
   command->add_option("--seed", options->bench.seed, "Seed of the random prompt")->type_name("N")->capture_default_str();
+  command
+      ->add_option("--shape", options->shape,
+                   "Measure decode steps, prefill and single operations of the device at a model's shape with random weights: ouro-1.4b")
+      ->type_name("NAME");
+  command->add_option("--contexts", options->device.contexts, "With --shape: positions of each request before the step")->delimiter(',')->capture_default_str();
+  command->add_option("--batches", options->device.batches, "With --shape: requests of a step")->delimiter(',')->capture_default_str();
   command->add_option("--output", options->output, "console, json, csv")->type_name("FORMAT")->capture_default_str();
   command->footer(
       "Examples:\n"
       "  loopgauge bench --executor reference\n"
       "  loopgauge bench --switches t0s0q0 t1s1q1 --context 512 --repeat 5\n"
-      "  loopgauge bench --output csv > bench.csv");
+      "  loopgauge bench --output csv > bench.csv\n"
+      "  loopgauge bench --executor optimized --shape ouro-1.4b --contexts 2048,8192 --batches 1,8");
   command->callback([options, &exit_code] {
     constexpr std::array<std::string_view, 3> kOutputs{"console", "json", "csv"};
     require_output(options->output, kOutputs);
     const Settings settings = options->settings.resolve();
-    require_reference(settings.executor);
+    if (!options->shape.empty()) {
+      require_shape(options->shape);
+      if (settings.executor != "optimized") throw ConfigError("--shape measures the device: it needs --executor optimized");
+      if (!options->switches.empty()) options->device.switches = options->switches;
+      run_device_bench(options->device, options->output);
+      exit_code = 0;
+      return;
+    }
     const BenchResult result = measure(*options, settings);
     if (options->output == "json") {
       print_json(*options, result);

@@ -1,0 +1,460 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "optimized/bench/step_bench.hpp"
+
+#include <algorithm>
+#include <array>
+#include <optional>
+
+#include "models/error.hpp"
+#include "optimized/bench/device_fill.cuh"
+#include "optimized/forward_pass.hpp"
+#include "optimized/ops/attention_decode.cuh"
+#include "optimized/ops/head_argmax.cuh"
+#include "optimized/ops/reference_statistics.cuh"
+#include "optimized/ops/residual_encode.cuh"
+#include "optimized/ops/rope.cuh"
+#include "optimized/ops/select_keys.cuh"
+#include "optimized/ops/sparse_correction.cuh"
+
+namespace loopgauge::optimized {
+namespace {
+
+constexpr int kWindow = 256;
+
+ModelConfig checked(const ModelConfig& shape) {
+  const DeviceStatus status = device_status();
+  if (!status.available) throw UnsupportedError("the device bench cannot run: " + status.description);
+  return shape;
+}
+
+// Which prompt rows of a window a late loop executes in a bench: evenly spread, as many as the retention asks for.
+std::vector<std::int32_t> spread_rows(int begin, int end, int retention_bp) {
+  const int size = end - begin, count = budget(retention_bp, size);
+  std::vector<std::int32_t> rows;
+  for (int i = 0; i < count; ++i) rows.push_back(begin + static_cast<int>(static_cast<std::int64_t>(i) * size / count));
+  return rows;
+}
+
+class StepBench {
+ public:
+  StepBench(const ModelConfig& shape, const StepBenchOptions& options, const std::function<void(const std::string&)>& progress)
+      : model_(checked(shape)), options_(options), progress_(progress), kv_shape_{model_.layers, model_.heads, model_.head_dim} {
+    make_weights();
+  }
+
+  StepBenchResult run() {
+    measure_ceilings();
+    for (const int batch : {1, 8, 64, 256, 2048}) measure_linear(batch);
+    for (const std::string& switches : options_.switches) {
+      for (const int context : options_.contexts) {
+        for (const int batch : options_.batches) {
+          attempt("decode " + switches + ", context " + std::to_string(context) + ", batch " + std::to_string(batch),
+                  [&] { measure_decode(switches, context, batch); });
+        }
+      }
+    }
+    for (const std::string& switches : {std::string("t0s0q0"), std::string("t1s0q0")}) {
+      attempt("prefill " + switches, [&] { measure_prefill(switches, 8192); });
+    }
+    return std::move(result_);
+  }
+
+ private:
+  template <class Work>
+  void attempt(const std::string& name, Work&& work) {
+    try {
+      work();
+    } catch (const DeviceMemoryError& error) {
+      result_.left_out.push_back(name + ": " + error.what());
+    }
+  }
+
+  template <class Work>
+  Timing timed(int repeats, Work&& work) {
+    work();  // warm: modules, algorithm choices, scratch
+    std::vector<double> times;
+    for (int i = 0; i < repeats; ++i) {
+      Event start(Event::Timing::on), stop(Event::Timing::on);
+      start.record(stream_);
+      work();
+      stop.record(stream_);
+      stop.synchronize();
+      times.push_back(stop.milliseconds_since(start) * 1e3);
+    }
+    std::sort(times.begin(), times.end());
+    return {times[times.size() / 2], times.front(), times.back(), repeats};
+  }
+
+  void add(const std::string& what, const std::string& setting, int context, int batch, Timing timing, double bytes, double flops) {
+    result_.rows.push_back({what, setting, context, batch, timing, bytes, flops});
+  }
+  void announce(const std::string& what) const {
+    if (progress_) progress_(what);
+  }
+
+  DeviceBuffer random(std::size_t count, float scale) {
+    DeviceBuffer buffer = allocator_.allocate_array<Bfloat16>(MemoryCategory::weights, count);
+    fill_random(buffer.as<Bfloat16>(), count, ++seed_, scale, stream_);
+    return buffer;
+  }
+
+  void make_weights() {
+    const auto hidden = static_cast<std::size_t>(model_.hidden), width = static_cast<std::size_t>(model_.projection_width());
+    const auto intermediate = static_cast<std::size_t>(model_.intermediate), vocab = static_cast<std::size_t>(model_.vocab);
+    weights_.config = model_;
+    weights_.embed_tokens = random(vocab * hidden, 1.0f);
+    weights_.lm_head = random(vocab * hidden, 0.03f);
+    weights_.norm = random(hidden, 1.0f);
+    weights_.early_exit_gate = random(hidden, 0.03f);
+    weights_.early_exit_bias = random(1, 1.0f);
+    for (int layer = 0; layer < model_.layers; ++layer) {
+      DeviceLayerWeights w;
+      w.qkv = random(3 * width * hidden, 0.03f);
+      w.o_proj = random(hidden * width, 0.03f);
+      w.gate_up = random(2 * intermediate * hidden, 0.03f);
+      w.down_proj = random(hidden * intermediate, 0.03f);
+      w.input_layernorm = random(hidden, 1.0f);
+      w.input_layernorm_2 = random(hidden, 1.0f);
+      w.post_attention_layernorm = random(hidden, 1.0f);
+      w.post_attention_layernorm_2 = random(hidden, 1.0f);
+      weights_.layers.push_back(std::move(w));
+    }
+    const int positions = *std::max_element(options_.contexts.begin(), options_.contexts.end()) + kWindow;
+    const RopeTable table = make_rope_table(std::max(positions, 8192 + kWindow), model_.head_dim, model_.rope_theta);
+    const std::size_t bytes = table.cosine.size() * sizeof(std::uint16_t);
+    rope_.cosine = allocator_.allocate(MemoryCategory::weights, bytes);
+    rope_.sine = allocator_.allocate(MemoryCategory::weights, bytes);
+    LOOPGAUGE_CUDA_CHECK(cudaMemcpyAsync(rope_.cosine.data(), table.cosine.data(), bytes, cudaMemcpyHostToDevice, stream_));
+    LOOPGAUGE_CUDA_CHECK(cudaMemcpyAsync(rope_.sine.data(), table.sine.data(), bytes, cudaMemcpyHostToDevice, stream_));
+    stream_.synchronize();
+  }
+
+  double weight_bytes_per_loop() const {
+    const double hidden = model_.hidden, width = model_.projection_width(), intermediate = model_.intermediate;
+    return model_.layers * 2.0 * (4 * width * hidden + 3 * intermediate * hidden);
+  }
+
+  void measure_ceilings() {
+    announce("ceilings");
+    const std::size_t bytes = std::size_t{4} << 30;
+    DeviceBuffer data = allocator_.allocate(MemoryCategory::workspace, bytes), sum = allocator_.allocate(MemoryCategory::workspace, 4);
+    fill_random(data.as<Bfloat16>(), bytes / 2, ++seed_, 1.0f, stream_);
+    LOOPGAUGE_CUDA_CHECK(cudaMemsetAsync(sum.data(), 0, 4, stream_));
+    const Timing read = timed(11, [&] { read_all(data.data(), bytes, sum.as<std::uint32_t>(), stream_); });
+    result_.ceilings.read_gb_per_s = static_cast<double>(bytes) / read.median_us / 1e3;
+    constexpr int kEdge = 8192;
+    const auto area = static_cast<std::size_t>(kEdge) * kEdge;
+    const Timing product = timed(11, [&] {
+      linear(library_, LinearImplementation::library, data.as<Bfloat16>(), kEdge, data.as<Bfloat16>() + area, data.as<Bfloat16>() + 2 * area, kEdge, kEdge,
+             kEdge, stream_);
+    });
+    result_.ceilings.bf16_tflop_per_s = 2.0 * kEdge * static_cast<double>(area) / product.median_us / 1e6;
+  }
+
+  void measure_linear(int rows) {
+    announce("linear, " + std::to_string(rows) + " rows");
+    struct Product {
+      const char* name;
+      const DeviceBuffer DeviceLayerWeights::*weight;
+      int in, out;
+    };
+    const int width = model_.projection_width();
+    const Product products[] = {{"linear.qkv", &DeviceLayerWeights::qkv, model_.hidden, 3 * width},
+                                {"linear.o_proj", &DeviceLayerWeights::o_proj, width, model_.hidden},
+                                {"linear.gate_up", &DeviceLayerWeights::gate_up, model_.hidden, 2 * model_.intermediate},
+                                {"linear.down_proj", &DeviceLayerWeights::down_proj, model_.intermediate, model_.hidden}};
+    const DeviceBuffer x = random(static_cast<std::size_t>(rows) * std::max(model_.intermediate, width), 1.0f);
+    DeviceBuffer y = random(static_cast<std::size_t>(rows) * 2 * model_.intermediate, 1.0f);
+    for (const LinearImplementation implementation : {LinearImplementation::library, LinearImplementation::tensor_core_tiles}) {
+      for (const Product& product : products) {
+        // All layers in turn, so that weights come from memory and not from the cache.
+        Timing timing = timed(options_.repeats, [&] {
+          for (const DeviceLayerWeights& layer : weights_.layers) {
+            linear(library_, implementation, x.as<Bfloat16>(), product.in, (layer.*product.weight).as<Bfloat16>(), y.as<Bfloat16>(), rows, product.in,
+                   product.out, stream_);
+          }
+        });
+        for (double* time : {&timing.median_us, &timing.minimum_us, &timing.maximum_us}) *time /= model_.layers;
+        const double elements = static_cast<double>(product.in) * product.out;
+        add(product.name, std::string(to_string(implementation)), 0, rows, timing, 2 * (elements + static_cast<double>(rows) * (product.in + product.out)),
+            2 * elements * rows);
+      }
+    }
+  }
+
+  struct State {
+    AlgorithmConfig config;
+    std::optional<KvCache> kv;
+    std::optional<ReferenceStore> references;
+    std::vector<int> slots;
+    int encoded = 0;                                     // frontier of every request
+    std::array<double, kLoops> stream_rows{};            // rows of one request that executed each loop, current row excluded
+  };
+
+  // K/V of `batch` requests with `context` positions each: random BF16 pages, encoded window by window where the setting asks for it.
+  void fill_cache(State& state, int context, int batch) {
+    const bool quantized = state.config.kv_residual_quantization.enabled;
+    const auto& retention = state.config.token_sparse_prefill;
+    state.kv.emplace(kv_shape_, allocator_, stream_, KvCacheOptions{quantized, false});
+    DeviceBuffer fault = allocator_.allocate(MemoryCategory::workspace, sizeof(std::uint64_t));
+    LOOPGAUGE_CUDA_CHECK(cudaMemsetAsync(fault.data(), 0xFF, sizeof(std::uint64_t), stream_));
+    GrowableBuffer tasks(allocator_, MemoryCategory::conversion_scratch);
+    const int encoded_end = quantized ? std::max(0, (context - kGroupSize) / kGroupSize * kGroupSize) : 0;
+    for (int i = 0; i < batch; ++i) {
+      const int slot = state.kv->open_request(context + kGroupSize);
+      state.slots.push_back(slot);
+      for (int begin = 0; begin < context; begin += kWindow) {
+        const int end = std::min(begin + kWindow, context);
+        for (int loop = 1; loop <= kLoops; ++loop) {
+          const auto rows = spread_rows(begin, end, retention.enabled ? retention.retention_bp[static_cast<std::size_t>(loop - 1)] : kBasisPoints);
+          state.kv->reserve(slot, loop, rows);
+          state.kv->set_active(slot, loop, rows);
+          if (i == 0) state.stream_rows[static_cast<std::size_t>(loop - 1)] += static_cast<double>(rows.size());
+          for (int page = begin / kPageTokens; page < page_count(end); ++page) {
+            auto* data = reinterpret_cast<Bfloat16*>(state.kv->pages(slot)[static_cast<std::size_t>(page)].bf16[loop - 1]);
+            if (data != nullptr) fill_random(data, page_bytes(kv_shape_) / 2, ++seed_, 1.0f, stream_);
+          }
+        }
+        const PositionRange block{begin, std::min(end, encoded_end)};
+        if (block.size() <= 0) continue;
+        const EncodeTask task = state.kv->prepare_encode(slot, block, 1, kLoops);
+        state.kv->upload();
+        residual_encode({state.kv->view(), tasks.upload<EncodeTask>(std::span<const EncodeTask>(&task, 1), stream_), 1, fault.as<std::uint64_t>(), Fault::none},
+                        stream_);
+        for (int loop = 1; loop <= kLoops; ++loop) state.kv->release_planes(slot, loop, block);
+        state.encoded = block.end;
+      }
+      for (int loop = 1; loop <= kLoops; ++loop) {
+        state.kv->reserve(slot, loop, {context, context + 1});
+        state.kv->set_active(slot, loop, {context, context + 1});
+      }
+    }
+    state.kv->upload();
+    stream_.synchronize();
+  }
+
+  // Bytes of K and V that a query at `loop` must read of one request in one layer.
+  double kv_bytes(const State& state, int loop, int context) const {
+    const double heads = model_.heads, row = 2.0 * model_.head_dim;  // BF16 bytes of one row
+    const bool sparse = state.config.sparse_decode_attention.enabled && loop >= 3;
+    const double share = sparse ? state.config.sparse_decode_attention.key_fraction_bp / 10000.0 : 1.0;
+    double bytes = 2 * heads * row * (context + 1 - state.encoded);
+    for (int stream = 1; stream <= loop && state.encoded > 0; ++stream) {
+      const double rows = state.stream_rows[static_cast<std::size_t>(stream - 1)] * state.encoded / context;
+      const double payload = model_.head_dim / 2.0, v_parameters = model_.head_dim / 64 * 4.0, k_parameters = model_.head_dim * 4.0 / 64;
+      bytes += heads * rows * (2 * payload + v_parameters + k_parameters);
+    }
+    return share * bytes;
+  }
+
+  void measure_decode(const std::string& switches, int context, int batch) {
+    const std::string name = switches + ", context " + std::to_string(context) + ", batch " + std::to_string(batch);
+    announce("decode " + name);
+    State state;
+    apply_switches(state.config, switches);
+    fill_cache(state, context, batch);
+    const bool sparse = state.config.sparse_decode_attention.enabled;
+    if (sparse) state.references.emplace(kv_shape_, batch, context + kGroupSize, allocator_);
+
+    ForwardContext context_of_run;
+    context_of_run.weights = &weights_;
+    context_of_run.rope = &rope_;
+    context_of_run.library = &library_;
+    context_of_run.linear = options_.linear;
+    context_of_run.allocator = &allocator_;
+    context_of_run.stream = stream_;
+    context_of_run.sparse_decode = sparse;
+    context_of_run.key_fraction_bp = state.config.sparse_decode_attention.key_fraction_bp;
+    context_of_run.max_positions = context + kGroupSize;
+    ForwardPass forward(context_of_run);
+    DeviceBuffer fault = allocator_.allocate(MemoryCategory::workspace, sizeof(std::uint64_t));
+    LOOPGAUGE_CUDA_CHECK(cudaMemsetAsync(fault.data(), 0xFF, sizeof(std::uint64_t), stream_));
+    DeviceBuffer choices = allocator_.allocate_array<HeadChoice>(MemoryCategory::workspace, static_cast<std::size_t>(batch));
+    const auto row_bytes = static_cast<std::size_t>(batch) * model_.hidden * sizeof(Bfloat16);
+
+    std::array<RowBatch, kLoops> batches;
+    for (int loop = 1; loop <= kLoops; ++loop) {
+      RowBatch& rows = batches[static_cast<std::size_t>(loop - 1)];
+      rows.decode_rows = batch;
+      rows.forced_keys.assign(static_cast<std::size_t>(batch), nullptr);
+      for (int i = 0; i < batch; ++i) rows.rows.push_back({state.slots[static_cast<std::size_t>(i)], context, loop, state.encoded, sparse ? i : -1});
+    }
+    const Timing timing = timed(options_.repeats, [&] {
+      for (int loop = 1; loop <= kLoops; ++loop) {
+        Bfloat16* input = forward.input(batch);
+        if (loop == 1) fill_random(input, static_cast<std::size_t>(batch) * model_.hidden, 7, 1.0f, stream_);
+        else LOOPGAUGE_CUDA_CHECK(cudaMemcpyAsync(input, forward.output(), row_bytes, cudaMemcpyDeviceToDevice, stream_));
+        forward.run(batches[static_cast<std::size_t>(loop - 1)], *state.kv, state.references ? &*state.references : nullptr, fault.as<std::uint64_t>(), nullptr);
+      }
+      head_argmax(forward.logits(forward.output(), batch), choices.as<HeadChoice>(), batch, model_.vocab, stream_);
+    });
+    double bytes = kLoops * weight_bytes_per_loop() + 2.0 * model_.vocab * model_.hidden;
+    for (int loop = 1; loop <= kLoops; ++loop) bytes += batch * model_.layers * kv_bytes(state, loop, context);
+    add("decode step", switches, context, batch, timing, bytes, 0);
+    measure_attention(state, switches, context, batch);
+  }
+
+  // One layer of each kind of decode attention, layers in turn.
+  void measure_attention(State& state, const std::string& switches, int context, int batch) {
+    const int width = model_.projection_width();
+    const DeviceBuffer q = random(static_cast<std::size_t>(batch) * width, 1.0f);
+    DeviceBuffer output = random(static_cast<std::size_t>(batch) * width, 1.0f);
+    GrowableBuffer workspace(allocator_, MemoryCategory::workspace), rows(allocator_, MemoryCategory::workspace), logits(allocator_, MemoryCategory::workspace);
+    DeviceBuffer fault = allocator_.allocate(MemoryCategory::workspace, sizeof(std::uint64_t));
+    LOOPGAUGE_CUDA_CHECK(cudaMemsetAsync(fault.data(), 0xFF, sizeof(std::uint64_t), stream_));
+    const auto per_layer = [&](auto&& work) {
+      Timing timing = timed(options_.repeats, [&] {
+        for (int layer = 0; layer < model_.layers; ++layer) work(layer);
+      });
+      for (double* time : {&timing.median_us, &timing.minimum_us, &timing.maximum_us}) *time /= model_.layers;
+      return timing;
+    };
+    const auto upload_rows = [&](int loop) {
+      std::vector<QueryRow> host;
+      for (int i = 0; i < batch; ++i) host.push_back({state.slots[static_cast<std::size_t>(i)], context, loop, state.encoded, state.references ? i : -1});
+      return rows.upload<QueryRow>(host, stream_);
+    };
+    for (const int loop : {1, 2, 4}) {
+      AttentionDecodeArguments arguments;
+      arguments.kv = state.kv->view();
+      arguments.q = q.as<Bfloat16>();
+      arguments.q_row_stride = width;
+      arguments.rows = upload_rows(loop);
+      arguments.row_count = batch;
+      arguments.max_length = context + 1;
+      arguments.output = output.as<Bfloat16>();
+      arguments.workspace = workspace.reserve<std::byte>(attention_decode_workspace_bytes(kv_shape_, batch, context + 1));
+      const Timing timing = per_layer([&](int layer) {
+        arguments.layer = layer;
+        attention_decode(arguments, stream_);
+      });
+      State dense = State{};
+      dense.config = state.config;
+      dense.config.sparse_decode_attention.enabled = false;
+      dense.encoded = state.encoded;
+      dense.stream_rows = state.stream_rows;
+      add("attention_decode.loop" + std::to_string(loop), switches, context, batch, timing, batch * kv_bytes(dense, loop, context), 0);
+    }
+    if (!state.references) return;
+    ReferenceStatisticsArguments arguments;
+    arguments.kv = state.kv->view();
+    arguments.q = q.as<Bfloat16>();
+    arguments.q_row_stride = width;
+    arguments.rows = upload_rows(2);
+    arguments.row_count = batch;
+    arguments.max_length = context + 1;
+    arguments.reference = state.references->view();
+    arguments.logit_stride = page_count(context + 1) * kPageTokens;
+    arguments.logits = logits.reserve<float>(static_cast<std::size_t>(batch) * model_.heads * arguments.logit_stride);
+    arguments.output = output.as<Bfloat16>();
+    arguments.workspace = workspace.reserve<std::byte>(reference_statistics_workspace_bytes(kv_shape_, batch, context + 1));
+    arguments.numeric_fault = fault.as<std::uint64_t>();
+    SelectKeysArguments selection;
+    selection.shape = kv_shape_;
+    selection.rows = arguments.rows;
+    selection.row_count = batch;
+    selection.key_fraction_bp = state.config.sparse_decode_attention.key_fraction_bp;
+    selection.logits = arguments.logits;
+    selection.logit_stride = arguments.logit_stride;
+    selection.reference = arguments.reference;
+    selection.numeric_fault = arguments.numeric_fault;
+    add("reference_statistics", switches, context, batch, per_layer([&](int layer) {
+          arguments.layer = layer;
+          reference_statistics(arguments, stream_);
+        }),
+        batch * kv_bytes(state, 2, context), 0);
+    // The logits row is scratch of one layer: selection and contribution of every layer work on the last one's.
+    add("select_keys", switches, context, batch, per_layer([&](int layer) {
+          selection.layer = layer;
+          select_keys(selection, stream_);
+        }),
+        4.0 * batch * model_.heads * (context + 1), 0);
+    add("reference_contribution", switches, context, batch, per_layer([&](int layer) {
+          arguments.layer = layer;
+          reference_contribution(arguments, stream_);
+        }),
+        0, 0);
+    for (const int loop : {3, 4}) {
+      SparseCorrectionArguments correction;
+      correction.kv = state.kv->view();
+      correction.q = q.as<Bfloat16>();
+      correction.q_row_stride = width;
+      correction.rows = upload_rows(loop);
+      correction.row_count = batch;
+      correction.max_length = context + 1;
+      correction.reference = state.references->view();
+      correction.output = output.as<Bfloat16>();
+      correction.workspace = workspace.reserve<std::byte>(sparse_correction_workspace_bytes(kv_shape_, batch, context + 1));
+      add("sparse_correction.loop" + std::to_string(loop), switches, context, batch, per_layer([&](int layer) {
+            correction.layer = layer;
+            sparse_correction(correction, stream_);
+          }),
+          batch * kv_bytes(state, loop, context), 0);
+    }
+  }
+
+  // A whole prompt, window by window, all loops; late loops on evenly spread rows (selection itself is not part of it).
+  void measure_prefill(const std::string& switches, int length) {
+    announce("prefill " + switches);
+    AlgorithmConfig config;
+    apply_switches(config, switches);
+    const auto& retention = config.token_sparse_prefill;
+    ForwardContext context;
+    context.weights = &weights_;
+    context.rope = &rope_;
+    context.library = &library_;
+    context.linear = options_.linear;
+    context.allocator = &allocator_;
+    context.stream = stream_;
+    context.max_positions = length;
+    ForwardPass forward(context);
+    KvCache kv(kv_shape_, allocator_, stream_);
+    const int slot = kv.open_request(length);
+    double flops = 0;
+    std::vector<RowBatch> batches;
+    for (int begin = 0; begin < length; begin += kWindow) {
+      for (int loop = 1; loop <= kLoops; ++loop) {
+        const auto rows = spread_rows(begin, begin + kWindow, retention.enabled ? retention.retention_bp[static_cast<std::size_t>(loop - 1)] : kBasisPoints);
+        kv.reserve(slot, loop, rows);
+        kv.set_active(slot, loop, rows);
+        RowBatch& batch = batches.emplace_back();
+        for (const std::int32_t position : rows) {
+          batch.rows.push_back({slot, position, loop, 0, -1});
+          flops += 4.0 * model_.layers * model_.projection_width() * (position + 1);
+        }
+        batch.segments.push_back({slot, loop, 0, 0, static_cast<std::int32_t>(rows.size())});
+        batch.take_scores = retention.enabled && (loop == 2 || loop == 3);
+        flops += weight_bytes_per_loop() * static_cast<double>(rows.size());
+      }
+    }
+    kv.upload();
+    DeviceBuffer fault = allocator_.allocate(MemoryCategory::workspace, sizeof(std::uint64_t));
+    const Timing timing = timed(3, [&] {
+      for (const RowBatch& batch : batches) {
+        fill_random(forward.input(batch.size()), static_cast<std::size_t>(batch.size()) * model_.hidden, 7, 1.0f, stream_);
+        forward.run(batch, kv, nullptr, fault.as<std::uint64_t>(), nullptr);
+      }
+    });
+    add("prefill", switches, length, 1, timing, 0, flops);
+  }
+
+  const ModelConfig model_;
+  const StepBenchOptions options_;
+  const std::function<void(const std::string&)> progress_;
+  const KvShape kv_shape_;
+  DeviceAllocator allocator_;
+  Stream stream_;
+  CublasLt library_;
+  DeviceWeights weights_;
+  DeviceRopeTable rope_;
+  std::uint32_t seed_ = 0;
+  StepBenchResult result_;
+};
+
+}  // namespace
+
+StepBenchResult run_step_bench(const ModelConfig& shape, const StepBenchOptions& options, const std::function<void(const std::string&)>& progress) {
+  return StepBench(shape, options, progress).run();
+}
+
+}  // namespace loopgauge::optimized
