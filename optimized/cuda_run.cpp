@@ -63,10 +63,20 @@ class CudaRun::TapObserver final : public RowObserver {
   TapObserver(CudaRun& run, const std::vector<Part>& parts) : run_(run), parts_(parts) {}
 
   void observe(std::string_view operation, int layer, const Bfloat16* values, std::int64_t row_stride, int width) override {
+    std::size_t rows = 0;
+    for (const Part& part : parts_) rows += part.positions.size();
+    const auto columns = static_cast<std::size_t>(width);
+    std::vector<Bfloat16> copy(rows * columns);
+    LOOPGAUGE_CUDA_CHECK(cudaMemcpy2DAsync(copy.data(), columns * sizeof(Bfloat16), values, static_cast<std::size_t>(row_stride) * sizeof(Bfloat16),
+                                           columns * sizeof(Bfloat16), rows, cudaMemcpyDeviceToHost, run_.stream_));
+    run_.stream_.synchronize();
+    std::vector<float> widened(copy.size());
+    std::transform(copy.begin(), copy.end(), widened.begin(), widen);
     for (const Part& part : parts_) {
       for (std::size_t i = 0; i < part.positions.size(); ++i) {
-        const Bfloat16* row = values + (part.first_row + static_cast<std::int64_t>(i)) * row_stride;
-        tap(operation, part, layer, part.positions[i], run_.read(row, static_cast<std::size_t>(width)));
+        const std::size_t row = static_cast<std::size_t>(part.first_row) + i;
+        run_.tap_row(operation, *part.request, operation == "embedding" ? 0 : part.loop, layer, part.positions[i],
+                     std::span<const float>(widened).subspan(row * columns, columns));
       }
     }
   }
@@ -95,12 +105,6 @@ class CudaRun::TapObserver final : public RowObserver {
   }
 
  private:
-  void tap(std::string_view operation, const Part& part, int layer, int position, const std::vector<Bfloat16>& values) {
-    std::vector<float> widened;
-    for (const Bfloat16 value : values) widened.push_back(widen(value));
-    run_.tap_row(operation, *part.request, operation == "embedding" ? 0 : part.loop, layer, position, widened);
-  }
-
   CudaRun& run_;
   const std::vector<Part>& parts_;
 };
