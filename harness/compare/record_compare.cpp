@@ -303,7 +303,8 @@ class RequestComparer {
       const int loop = i + 3;
       const auto& e = e_.active[s];
       const auto& a = a_.active[s];
-      found_[static_cast<std::size_t>(RecordGroup::active)].compared += static_cast<std::int64_t>(std::max(e.size(), a.size()));
+      const auto only_actual = std::count_if(a.begin(), a.end(), [&](int p) { return std::find(e.begin(), e.end(), p) == e.end(); });
+      found_[static_cast<std::size_t>(RecordGroup::active)].compared += static_cast<std::int64_t>(e.size()) + only_actual;
       const auto report = [&](const std::vector<std::int32_t>& from, const std::vector<std::int32_t>& in, bool expected_has) {
         for (const int p : from) {
           if (std::find(in.begin(), in.end(), p) != in.end()) continue;
