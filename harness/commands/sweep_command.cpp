@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // `loopgauge sweep`: every case of a selection on the reference and the optimized runtime, judged, into one report.
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <filesystem>
 #include <iostream>
@@ -33,8 +32,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A killed sweep loses at most this much work, and writing takes at most a twentieth of the time.
-constexpr std::chrono::seconds kWriteInterval{10};
+// Writing takes at most a twentieth of the time, however short the interval (but 0).
 constexpr int kWriteShare = 20;
 
 struct SweepOptions {
@@ -46,6 +44,7 @@ struct SweepOptions {
   std::string mutant;
   std::string output = "console";
   std::uint64_t seed = DriftOptions{}.seed;
+  double write_interval = 10.0;            // seconds
   bool resume = false;
   bool repeat = false;
   bool list_mutants = false;
@@ -182,10 +181,10 @@ void write_now(Report& report, const std::filesystem::path& path) {
   write_report(path, report);
 }
 
-void execute(Sweep& sweep, const std::filesystem::path& path) {
+void execute(Sweep& sweep, const std::filesystem::path& path, std::chrono::duration<double> write_interval) {
   Progress progress("sweep", std::ssize(sweep.report.cases));
   Clock::time_point written = Clock::now();
-  Clock::duration interval = kWriteInterval;
+  std::chrono::duration<double> interval = write_interval;
   const auto before = [&](const CaseResult& row, std::int64_t done, std::int64_t) { progress.update(done, row.id + " (" + row.executor + ")"); };
   const auto after = [&](const Report&, std::int64_t, std::int64_t) {
     if (interrupted()) return false;
@@ -193,7 +192,7 @@ void execute(Sweep& sweep, const std::filesystem::path& path) {
       const Clock::time_point start = Clock::now();
       write_now(sweep.report, path);
       written = Clock::now();
-      interval = std::max<Clock::duration>(kWriteInterval, kWriteShare * (written - start));
+      if (write_interval.count() > 0) interval = std::max<std::chrono::duration<double>>(write_interval, kWriteShare * (written - start));
     }
     return true;
   };
@@ -218,7 +217,7 @@ void run(const SweepOptions& options, int& exit_code) {
   const bool console = options.output == "console";
   std::ostream& notes = console ? std::cout : std::cerr;
   notes << "sweep of " << sweep.report.cases.size() << " rows, seed " << options.seed << "\n";
-  execute(sweep, path);
+  execute(sweep, path, std::chrono::duration<double>(options.write_interval));
   notes << "report " << path.string() << "\n\n";
   render(sweep.report, std::cout);
   if (!console) std::cerr << summary_line(count_statuses(sweep.report)) << "\n";
@@ -239,6 +238,12 @@ void add_sweep_command(CLI::App& app, int& exit_code) {
   command->add_option("--report", options->report, "Report to write; replaced if it exists")->type_name("FILE")->capture_default_str();
   command->add_flag("--resume", options->resume,
                     "Continue the report of a killed sweep with the same request; starts anew when the file does not exist");
+  command
+      ->add_option("--write-interval", options->write_interval,
+                   "Seconds between two writes of the unfinished report, which is what a kill leaves; 0 writes after every case")
+      ->type_name("SECONDS")
+      ->check(CLI::Range(0.0, 86400.0))
+      ->capture_default_str();
   command->add_option("--seed", options->seed, "Seed of the bootstrap intervals")->type_name("N")->capture_default_str();
   command->add_flag("--repeat", options->repeat, "Run every case a second time with taps attached and require equal bits (always on for --set smoke)");
   CLI::Option* mutant = command->add_option("--mutant", options->mutant, "Plant a known fault in the reference; the sweep must fail")->type_name("NAME");

@@ -64,7 +64,7 @@ CheckRow audit_check(const AuditResult& result) {
   }
   if (!result.clean()) {
     const AuditFinding& first = result.findings.front();
-    std::string detail = "audit rule " + std::string(first.rule) + " (" + std::string(first.clause) + "): " + first.text;
+    std::string detail = first.text;
     std::vector<std::string_view> others;
     for (const AuditFinding& finding : result.findings) {
       if (finding.rule != first.rule && std::find(others.begin(), others.end(), finding.rule) == others.end()) others.push_back(finding.rule);

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+// The verbs sweep and report as a shell sees them: exit codes, streams, kill and resume, shards, foreign readers.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "harness/io/checkpoint_writer.hpp"
+#include "harness/io/trace_file.hpp"
+#include "harness/report/report_file.hpp"
+#include "tests/harness_cli/process.hpp"
+#include "tests/report/sweep_fixture.hpp"
+
+namespace loopgauge::harness {
+namespace {
+
+using test::ProcessResult;
+using test::TemporaryFolder;
+
+bool has_line(const std::string& text, const std::string& line) { return ("\n" + text).find("\n" + line + "\n") != std::string::npos; }
+
+std::string last_line(const std::string& text) {
+  const std::string body = text.substr(0, text.find_last_not_of('\n') + 1);
+  return body.substr(body.rfind('\n') + 1);
+}
+
+// The small model and traces as files, and the program with them.
+class SweepCommand : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const Checkpoint checkpoint = test::tiny_checkpoint();
+    write_checkpoint(folder_ / "model", checkpoint.config, values_of(checkpoint), {});
+    for (const Trace& trace : small_traces()) write_trace(folder_ / (trace.name + ".h5"), trace);
+  }
+
+  std::string path(const std::string& name) const { return (folder_ / name).string(); }
+
+  std::vector<std::string> arguments(std::vector<std::string> more, const std::string& report = "report.h5") const {
+    std::vector<std::string> all{"sweep", "--checkpoint", path("model"), "--report", path(report), "--traces", path("single.h5"), path("several.h5")};
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  }
+
+  ProcessResult sweep(std::vector<std::string> more, const std::string& report = "report.h5") const {
+    return test::run_program(arguments(std::move(more), report));
+  }
+
+  TemporaryFolder folder_;
+};
+
+TEST_F(SweepCommand, ReferenceAloneExitsWithZeroAndCounts) {
+  const ProcessResult result = sweep({"--executor", "reference", "--filter", "*/t?s0q0/*"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(last_line(result.out), "8 passed, 0 failed, 0 skipped");
+  EXPECT_EQ(result.err, "") << "progress belongs to terminals only";
+  EXPECT_NE(result.out.find("seed "), std::string::npos);
+  EXPECT_TRUE(is_complete(read_report(path("report.h5"))));
+}
+
+TEST_F(SweepCommand, WithoutDeviceTheOptimizedColumnIsNotRun) {
+  const ProcessResult result = sweep({"--filter", "serial/t0s0q0/single"});
+  const Report report = read_report(path("report.h5"));
+  if (report.meta.device_available) GTEST_SKIP() << "this machine has a device: " << report.meta.device;
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(last_line(result.out), "1 passed, 0 failed, 1 skipped");
+  EXPECT_NE(result.out.find("not run: " + report.meta.device), std::string::npos) << result.out;
+  ASSERT_EQ(report.cases.size(), 2u);
+  EXPECT_EQ(report.cases[1].status, CaseStatus::not_run);
+
+  const ProcessResult alone = sweep({"--executor", "optimized", "--filter", "serial/t0s0q0/single"}, "optimized.h5");
+  EXPECT_EQ(alone.exit_code, 4) << alone.err;
+  EXPECT_FALSE(std::filesystem::exists(path("optimized.h5")));
+}
+
+TEST_F(SweepCommand, BadRequestsHaveTheirExitCodesAndLeaveNoReport) {
+  EXPECT_EQ(sweep({"--filter", "nothing"}).exit_code, 2);
+  EXPECT_EQ(sweep({"--executor", "gpu"}).exit_code, 2);
+  EXPECT_EQ(sweep({"--output", "xml"}).exit_code, 2);
+  EXPECT_EQ(sweep({"--mutant", "unheard_of"}).exit_code, 2);
+  EXPECT_EQ(sweep({"--unknown-flag"}).exit_code, 2);
+  EXPECT_EQ(sweep({"--mutant", "early_flush", "--filter", "*t0s0q0*"}).exit_code, 2) << "the fault cannot act";
+  EXPECT_EQ(test::run_program({"sweep", "--checkpoint", path("absent"), "--report", path("report.h5"), "--traces", path("single.h5")}).exit_code, 3);
+  EXPECT_EQ(test::run_program({"sweep", "--checkpoint", path("model"), "--report", path("report.h5"), "--traces", path("absent.h5")}).exit_code, 3);
+  EXPECT_EQ(sweep({"--filter", "serial/t0s0q0/single"}, "no/such/folder.h5").exit_code, 3);
+  EXPECT_FALSE(std::filesystem::exists(path("report.h5")));
+}
+
+TEST_F(SweepCommand, MutantFailsWithExitCodeOneAndSaysWhatNoticed) {
+  const ProcessResult result = sweep({"--mutant", "swapped_norms", "--filter", "serial/t0s0q0/single"});
+  EXPECT_EQ(result.exit_code, 1) << result.err;
+  EXPECT_NE(result.out.find("(mutant:swapped_norms) failed"), std::string::npos) << result.out;
+  EXPECT_NE(result.out.find("first divergence: "), std::string::npos) << result.out;
+  const ProcessResult list = test::run_program({"sweep", "--list-mutants"});
+  EXPECT_EQ(list.exit_code, 0);
+  for (const FaultInfo& info : planted_faults()) EXPECT_NE(list.out.find(std::string(info.name) + "\t"), std::string::npos) << info.name;
+}
+
+TEST_F(SweepCommand, MachineOutputIsNothingButTheData) {
+  const ProcessResult json = sweep({"--executor", "reference", "--filter", "serial/t1s0q0/single", "--output", "json"});
+  EXPECT_EQ(json.exit_code, 0) << json.err;
+  EXPECT_EQ(nlohmann::json::parse(json.out)["cases"][0]["status"], "passed");
+  EXPECT_EQ(last_line(json.err), "1 passed, 0 failed, 0 skipped");
+  const ProcessResult csv = test::run_program({"report", path("report.h5"), "--csv"});
+  EXPECT_EQ(csv.exit_code, 0) << csv.err;
+  EXPECT_TRUE(csv.out.starts_with("ordinal,id,")) << csv.out;
+  EXPECT_EQ(test::run_program({"report", path("report.h5"), "--json"}).out, json.out);
+  EXPECT_EQ(test::run_program({"report", path("report.h5"), "--json", "--csv"}).exit_code, 2);
+  EXPECT_EQ(test::run_program({"report"}).exit_code, 2);
+  EXPECT_EQ(test::run_program({"report", path("single.h5")}).exit_code, 3) << "a trace is no report";
+}
+
+// Kills a sweep with SIGKILL once its report holds some finished cases, then continues it.
+TEST_F(SweepCommand, KilledSweepLeavesAGoodReportThatResumeCompletes) {
+  const std::vector<std::string> flags{"--executor", "reference", "--filter", "*t?s?q0/*", "--write-interval", "0"};
+  ASSERT_EQ(sweep(flags, "whole.h5").exit_code, 0);
+  const Report whole = read_report(path("whole.h5"));
+
+  std::vector<std::string> words = arguments(flags, "killed.h5");
+  words.insert(words.begin(), LOOPGAUGE_PROGRAM);
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    std::vector<char*> argv;
+    for (std::string& word : words) argv.push_back(word.data());
+    argv.push_back(nullptr);
+    if (std::freopen("/dev/null", "w", stdout) == nullptr) ::_exit(126);
+    ::execv(argv[0], argv.data());
+    ::_exit(127);
+  }
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(120);
+  int status = 0;
+  bool ended = false;
+  while (!ended && std::chrono::steady_clock::now() < deadline) {
+    ended = ::waitpid(child, &status, WNOHANG) == child;
+    if (std::filesystem::exists(path("killed.h5")) && count_statuses(read_report(path("killed.h5"))).passed >= 2) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  ASSERT_FALSE(ended) << "the sweep was over before it could be killed";
+  ::kill(child, SIGKILL);
+  ::waitpid(child, &status, 0);
+  ASSERT_TRUE(WIFSIGNALED(status));
+
+  const Report left = read_report(path("killed.h5"));
+  EXPECT_EQ(left.cases.size(), whole.cases.size());
+  EXPECT_GE(count_statuses(left).passed, 2);
+  if (is_complete(left)) GTEST_SKIP() << "the kill came after the last case";
+  EXPECT_EQ(exit_code_of(verdict(left)), 5);
+
+  std::vector<std::string> again = flags;
+  again.push_back("--resume");
+  EXPECT_EQ(sweep(again, "killed.h5").exit_code, 0);
+  const Report resumed = read_report(path("killed.h5"));
+  ASSERT_EQ(resumed.cases.size(), whole.cases.size());
+  for (std::size_t n = 0; n < whole.cases.size(); ++n) EXPECT_EQ(row_text(resumed.cases[n]), row_text(whole.cases[n]));
+  // What was finished before the kill was not run again: its times are the old ones.
+  for (std::size_t n = 0; n < left.cases.size(); ++n) {
+    if (left.cases[n].status == CaseStatus::passed) {
+      EXPECT_EQ(left.cases[n].seconds, resumed.cases[n].seconds);
+    }
+  }
+}
+
+TEST_F(SweepCommand, ResumeRefusesAnotherRequestAndNamesTheDifference) {
+  ASSERT_EQ(sweep({"--executor", "reference", "--filter", "serial/t0s0q0/single"}).exit_code, 0);
+  const auto refusal = [&](std::vector<std::string> flags) {
+    flags.push_back("--resume");
+    const ProcessResult result = sweep(flags);
+    EXPECT_EQ(result.exit_code, 2) << result.err;
+    return result.err;
+  };
+  EXPECT_NE(refusal({"--executor", "reference", "--filter", "serial/t0s0q0/several"}).find("set_sha256 is "), std::string::npos);
+  EXPECT_NE(refusal({"--executor", "reference", "--filter", "serial/t0s0q0/single", "--seed", "3"}).find("seed is "), std::string::npos);
+  EXPECT_NE(refusal({"--executor", "reference", "--filter", "serial/t0s0q0/single", "--shard", "1/1"}).find("shard is "), std::string::npos);
+  EXPECT_EQ(sweep({"--executor", "reference", "--filter", "serial/t0s0q0/single", "--resume"}).exit_code, 0) << "the same request is complete already";
+}
+
+TEST_F(SweepCommand, InterruptKeepsWhatWasFinished) {
+  std::vector<std::string> words = arguments({"--executor", "reference"});
+  test::ProcessOptions options;
+  options.interrupt_after_ms = 400;
+  const ProcessResult result = test::run_program(words, options);
+  if (result.exit_code == 0) GTEST_SKIP() << "the sweep was over before the interrupt";
+  EXPECT_EQ(result.exit_code, 130) << result.err;
+  if (!std::filesystem::exists(path("report.h5"))) GTEST_SKIP() << "the interrupt came before the first write";
+  const Report report = read_report(path("report.h5"));
+  EXPECT_FALSE(is_complete(report));
+  EXPECT_EQ(report.cases.size(), 64u);
+}
+
+TEST_F(SweepCommand, MergedShardsEqualTheWholeSweep) {
+  const std::vector<std::string> flags{"--executor", "reference", "--filter", "*t?s0q?*/single"};
+  ASSERT_EQ(sweep(flags, "whole.h5").exit_code, 0);
+  std::vector<std::string> merge{"report", "merge"};
+  for (const std::string shard : {"2/2", "1/2"}) {
+    std::vector<std::string> part = flags;
+    part.insert(part.end(), {"--shard", shard});
+    const std::string name = "shard-" + shard.substr(0, 1) + ".h5";
+    ASSERT_EQ(sweep(part, name).exit_code, 0);
+    merge.push_back(path(name));
+  }
+  merge.insert(merge.end(), {"-o", path("merged.h5")});
+  const ProcessResult result = test::run_program(merge);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  const Report whole = read_report(path("whole.h5")), merged = read_report(path("merged.h5"));
+  EXPECT_EQ(last_line(result.out), summary_line(count_statuses(whole)));
+  ASSERT_EQ(merged.cases.size(), whole.cases.size());
+  for (std::size_t n = 0; n < whole.cases.size(); ++n) EXPECT_EQ(row_text(merged.cases[n]), row_text(whole.cases[n]));
+  EXPECT_EQ(test::run_program({"report", "merge", path("shard-1.h5"), path("shard-1.h5"), "-o", path("twice.h5")}).exit_code, 2);
+  EXPECT_FALSE(std::filesystem::exists(path("twice.h5")));
+}
+
+TEST_F(SweepCommand, PythonReadsEveryTable) {
+  const std::string python = LOOPGAUGE_PYTHON;
+  if (python.empty()) GTEST_SKIP() << "configuration found no Python 3 interpreter with h5py and numpy";
+  ASSERT_EQ(sweep({"--filter", "*/t1s1q1:*/several"}).exit_code, 0);
+  const std::string check = python + " " LOOPGAUGE_SOURCE_DIR "/tests/report/read_report.py " + path("report.h5") + " > " + path("python.txt") + " 2>&1";
+  EXPECT_EQ(std::system(check.c_str()), 0) << test::read_file(path("python.txt"));
+  EXPECT_TRUE(has_line(test::read_file(path("python.txt")), "12 rows")) << test::read_file(path("python.txt"));
+}
+
+}  // namespace
+}  // namespace loopgauge::harness

@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+// The sweep engine on a small model: what it checks, what it shares between cases, and what it makes of executors that misbehave.
+#include <algorithm>
+#include <functional>
+#include <set>
+
+#include "harness/report/report_merge.hpp"
+#include "models/error.hpp"
+#include "tests/report/sweep_fixture.hpp"
+
+namespace loopgauge::harness {
+namespace {
+
+// Stands before another executor, counts its runs and, when told to, misbehaves.
+class Meddler : public Executor {
+ public:
+  explicit Meddler(Executor& inner) : inner_(inner) {}
+  std::string name() const override { return inner_.name(); }
+  void begin(const Trace& trace, const EffectiveConfig& config, const RunOptions& options) override {
+    tapped_ = options.tap != nullptr;
+    ++runs;
+    if (on_begin) on_begin();
+    inner_.begin(trace, config, options);
+    submissions_ = 0;
+  }
+  void submit(const Submission& submission) override {
+    ++submissions_;
+    inner_.submit(submission);
+  }
+  RunRecord finish() override {
+    RunRecord record = inner_.finish();
+    if (on_record) on_record(record, submissions_, tapped_);
+    return record;
+  }
+
+  int runs = 0;
+  std::function<void()> on_begin;
+  std::function<void(RunRecord&, int submissions, bool tapped)> on_record;
+
+ private:
+  Executor& inner_;
+  int submissions_ = 0;
+  bool tapped_ = false;
+};
+
+const CaseResult& row_of(const Report& report, const std::string& id, const std::string& executor = "reference") {
+  for (const CaseResult& row : report.cases) {
+    if (row.id == id && row.executor == executor) return row;
+  }
+  throw std::runtime_error("no row " + id);
+}
+
+const CheckRow& check_of(const CaseResult& row, std::string_view name) {
+  for (const CheckRow& check : row.checks) {
+    if (check.name == name) return check;
+  }
+  throw std::runtime_error("no check " + std::string(name));
+}
+
+TEST(Sweep, AllSettingsOfTheReferencePassEveryCheck) {
+  SmallSweep sweep;
+  sweep.request.runner.repeat_with_taps = true;
+  const Report report = sweep.run();
+  ASSERT_EQ(report.cases.size(), 64u) << "16 settings, 2 modes, 2 traces";
+  for (const CaseResult& row : report.cases) {
+    EXPECT_EQ(row.status, CaseStatus::passed) << row.id << ": " << row.reason;
+    EXPECT_EQ(check_of(row, kAuditCheck).status, "passed") << row.id;
+    EXPECT_EQ(check_of(row, kRepeatWithTapsCheck).status, "passed") << row.id;
+    if (row.mode == "split") {
+      EXPECT_EQ(check_of(row, kEqualsSerialCheck).status, "passed") << row.id;
+    }
+    EXPECT_FALSE(row.drift.empty()) << row.id;
+    EXPECT_FALSE(row.memory.empty()) << row.id;
+    EXPECT_EQ(digest_of(row, "all").size(), 64u) << row.id;
+  }
+  EXPECT_EQ(verdict(report), CaseStatus::passed);
+}
+
+TEST(Sweep, DenseHasNoDriftAndOtherSettingsHave) {
+  SmallSweep sweep(small_traces(), {"serial/t0s0q0/several", "serial/t1s1q0/several"});
+  const Report report = sweep.run();
+  const CaseResult& dense = row_of(report, "serial/t0s0q0/several");
+  EXPECT_EQ(dense.kl_max, 0.0);
+  EXPECT_EQ(dense.same_top1, 1.0);
+  EXPECT_EQ(dense.memory_ratio, 1.0);
+  const CaseResult& sparse = row_of(report, "serial/t1s1q0/several");
+  EXPECT_GT(sparse.kl_mean, 0.0);
+  EXPECT_GT(sparse.first_token_kl, 0.0);
+  // Row 0 is the first generated token of each request: read from the last prompt position.
+  ASSERT_FALSE(sparse.drift.empty());
+  EXPECT_EQ(sparse.drift.front().row, 0);
+  EXPECT_EQ(sparse.drift.front().position, 129);
+  EXPECT_EQ(std::count_if(sparse.drift.begin(), sparse.drift.end(), [](const DriftRow& row) { return row.row == 0; }), 2);
+  for (const DriftSummaryRow& row : sparse.drift_summary) {
+    if (row.metric == "kl_mean" && row.scope == "continuation") {
+      EXPECT_EQ(row.samples, 75);
+    }
+  }
+}
+
+TEST(Sweep, RunsNothingTwice) {
+  SmallSweep sweep(small_traces(), {"*/single"});
+  Meddler counter(*sweep.reference);
+  sweep.executors.reference = &counter;
+  const Report report = sweep.run();
+  EXPECT_EQ(counter.runs, static_cast<int>(report.cases.size()));
+}
+
+TEST(Sweep, SplitAloneRunsSerialAndDenseOnce) {
+  SmallSweep sweep(small_traces(), {"split/t1s0q0/single"});
+  Meddler counter(*sweep.reference);
+  sweep.executors.reference = &counter;
+  EXPECT_EQ(sweep.run().cases.at(0).status, CaseStatus::passed);
+  EXPECT_EQ(counter.runs, 3);
+}
+
+TEST(Sweep, ShardsMergeIntoTheWhole) {
+  SmallSweep sweep(small_traces(), {"*t?s0q0/*", "*streaming*"});
+  const Report whole = sweep.run();
+  std::vector<NamedReport> shards;
+  for (int i = 1; i <= 3; ++i) {
+    std::vector<SweepCase> mine;
+    for (const SweepCase& entry : sweep.request.cases) {
+      if (in_shard(settings_text(entry.value.config) + "/" + entry.value.trace, {i, 3})) mine.push_back(entry);
+    }
+    Report report = sweep.run(mine);
+    report.meta.shard = std::to_string(i) + "/3";
+    shards.push_back({report.meta.shard, std::move(report)});
+  }
+  std::swap(shards[0], shards[2]);
+  const Report merged = merge_reports(shards);
+  ASSERT_EQ(merged.cases.size(), whole.cases.size());
+  for (std::size_t n = 0; n < whole.cases.size(); ++n) EXPECT_EQ(row_text(merged.cases[n]), row_text(whole.cases[n]));
+  EXPECT_EQ(verdict(merged), CaseStatus::passed);
+}
+
+TEST(Sweep, ContinuesWithUnreachedRowsOnly) {
+  SmallSweep sweep(small_traces(), {"*/t1s0q0/*", "*/t0s0q0/*"});
+  const Report whole = sweep.run();
+  for (std::size_t kept = 0; kept <= whole.cases.size(); ++kept) {
+    Report report = whole;
+    const std::vector<CaseResult> planned = planned_rows(sweep.request, sweep.request.cases, sweep.executors, sweep.checkpoint.config);
+    std::copy(planned.begin() + static_cast<std::ptrdiff_t>(kept), planned.end(), report.cases.begin() + static_cast<std::ptrdiff_t>(kept));
+    sweep.resume(report);
+    for (std::size_t n = 0; n < whole.cases.size(); ++n) EXPECT_EQ(row_text(report.cases[n]), row_text(whole.cases[n])) << "kept " << kept;
+  }
+}
+
+TEST(Sweep, OptimizedColumnWithoutDeviceIsNotRunAndNeverPassed) {
+  SmallSweep sweep(small_traces(), {"serial/t0s0q0/single"});
+  sweep.request.executors = ExecutorChoice::both;
+  const Report report = sweep.run();
+  ASSERT_EQ(report.cases.size(), 2u);
+  EXPECT_EQ(report.cases[1].executor, "optimized");
+  EXPECT_EQ(report.cases[1].status, CaseStatus::not_run);
+  EXPECT_EQ(report.cases[1].reason, "no CUDA device");
+  EXPECT_EQ(verdict(report), CaseStatus::passed);
+}
+
+TEST(Sweep, PlanThatChangesBitsFailsWithTheFirstDivergence) {
+  SmallSweep sweep(small_traces(), {"*/t1s0q0/single"});
+  Meddler meddler(*sweep.reference);
+  const int serial_submissions = 5;  // one window and four decode tokens; more of them: split
+  meddler.on_record = [&](RunRecord& record, int submissions, bool) {
+    if (submissions > serial_submissions) record.requests[0].hidden[2].data[48 * 4 + 7] += 1.0f;
+  };
+  sweep.executors.reference = &meddler;
+  const Report report = sweep.run();
+  EXPECT_EQ(row_of(report, "serial/t1s0q0/single").status, CaseStatus::passed);
+  const CaseResult& split = row_of(report, "split/t1s0q0/single");
+  EXPECT_EQ(split.status, CaseStatus::failed);
+  const std::string detail = check_of(split, kEqualsSerialCheck).detail;
+  EXPECT_NE(detail.find("loop 3 position 4 element 7"), std::string::npos) << detail;
+  EXPECT_EQ(exit_code_of(verdict(report)), 1);
+}
+
+TEST(Sweep, TapThatChangesTheResultIsNamed) {
+  SmallSweep sweep(small_traces(), {"serial/t0s0q0/single"});
+  sweep.request.runner.repeat_with_taps = true;
+  Meddler meddler(*sweep.reference);
+  meddler.on_record = [](RunRecord& record, int, bool tapped) {
+    if (tapped) record.requests[0].logits.data[3] += 1.0f;
+  };
+  sweep.executors.reference = &meddler;
+  const CaseResult row = sweep.run().cases.at(0);
+  EXPECT_EQ(row.status, CaseStatus::failed);
+  EXPECT_NE(row.reason.find("attaching taps changes the result: first divergence"), std::string::npos) << row.reason;
+}
+
+TEST(Sweep, RunThatDoesNotRepeatIsNamed) {
+  SmallSweep sweep(small_traces(), {"serial/t0s0q0/single"});
+  sweep.request.runner.repeat_with_taps = true;
+  Meddler meddler(*sweep.reference);
+  meddler.on_record = [&](RunRecord& record, int, bool) { record.requests[0].logits.data[3] += static_cast<float>(meddler.runs); };
+  sweep.executors.reference = &meddler;
+  const CaseResult row = sweep.run().cases.at(0);
+  EXPECT_EQ(row.status, CaseStatus::failed);
+  EXPECT_NE(row.reason.find("two runs of the case differ"), std::string::npos) << row.reason;
+}
+
+TEST(Sweep, RecordThatBreaksTheSpecificationFailsTheAudit) {
+  SmallSweep sweep(small_traces(), {"serial/t1s0q0/several"});
+  Meddler meddler(*sweep.reference);
+  meddler.on_record = [](RunRecord& record, int, bool) { record.requests[0].active[1].pop_back(); };
+  sweep.executors.reference = &meddler;
+  const CaseResult row = sweep.run().cases.at(0);
+  EXPECT_EQ(row.status, CaseStatus::failed);
+  EXPECT_EQ(check_of(row, kAuditCheck).status, "failed");
+}
+
+TEST(Sweep, ExceptionsBecomeTheStatusOfTheirRowAndTheSweepGoesOn) {
+  const auto status_of = [](const std::function<void()>& thrower, std::string* reason) {
+    SmallSweep sweep(small_traces(), {"serial/t0s0q0/*"});
+    Meddler meddler(*sweep.reference);
+    meddler.on_begin = [&] {
+      if (meddler.runs == 1) thrower();
+    };
+    sweep.executors.reference = &meddler;
+    const Report report = sweep.run();
+    EXPECT_EQ(report.cases.at(1).status, CaseStatus::passed);
+    *reason = report.cases.at(0).reason;
+    return report.cases.at(0).status;
+  };
+  std::string reason;
+  EXPECT_EQ(status_of([] { throw NumericError("score of request 0 is not finite"); }, &reason), CaseStatus::failed);
+  EXPECT_EQ(reason, "score of request 0 is not finite");
+  EXPECT_EQ(status_of([] { throw UnsupportedError("head_dim 32"); }, &reason), CaseStatus::not_run);
+  EXPECT_EQ(status_of([] { throw InternalError("broken"); }, &reason), CaseStatus::error);
+  EXPECT_EQ(status_of([] { throw std::bad_alloc(); }, &reason), CaseStatus::error);
+  EXPECT_EQ(reason, "out of memory");
+}
+
+TEST(Sweep, TraceOutsideTheModelIsRefusedBeforeAnythingRuns) {
+  std::vector<Trace> traces = small_traces();
+  traces[0].requests[0].prompt[2] = 1000;
+  EXPECT_THROW(SmallSweep(std::move(traces)), TraceError);
+}
+
+TEST(Sweep, IdentityOfARequestCoversCasesTracesAndOptions) {
+  SmallSweep sweep;
+  std::set<std::string> identities;
+  const auto add = [&](const SweepRequest& request) { return identities.insert(request_sha256(request, sweep.checkpoint.config)).second; };
+  EXPECT_TRUE(add(sweep.request));
+  EXPECT_FALSE(add(sweep.request));
+  SweepRequest other = sweep.request;
+  other.traces[1].requests[0].forced[3] ^= 1;
+  EXPECT_TRUE(add(other));
+  other = sweep.request;
+  other.cases.pop_back();
+  EXPECT_TRUE(add(other));
+  other = sweep.request;
+  other.mutant = Fault::early_flush;
+  EXPECT_TRUE(add(other));
+  other = sweep.request;
+  other.executors = ExecutorChoice::both;
+  EXPECT_TRUE(add(other));
+}
+
+class Mutant : public ::testing::TestWithParam<FaultInfo> {};
+
+TEST_P(Mutant, IsReportedFailedAndNamedWhileTheCleanRunPasses) {
+  SmallSweep sweep(small_traces(), {"serial/t1s1q1*/several", "serial/t0s0q0/several"});
+  sweep.request.mutant = GetParam().fault;
+  const Report report = sweep.run();
+  ASSERT_FALSE(report.cases.empty());
+  int detected = 0;
+  for (const CaseResult& row : report.cases) {
+    if (row.executor == "reference") {
+      EXPECT_EQ(row.status, CaseStatus::passed) << row.id << ": " << row.reason;
+      continue;
+    }
+    EXPECT_EQ(row.executor, "mutant:" + std::string(GetParam().name));
+    if (row.status != CaseStatus::failed) continue;
+    ++detected;
+    const bool named = row.reason.find("first divergence: ") != std::string::npos || row.reason.find("audit: ") != std::string::npos;
+    EXPECT_TRUE(named) << row.reason;
+  }
+  EXPECT_GT(detected, 0);
+  EXPECT_EQ(exit_code_of(verdict(report)), 1);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Mutant, ::testing::ValuesIn(planted_faults().begin(), planted_faults().end()),
+                         [](const auto& fault) { return std::string(fault.param.name); });
+
+}  // namespace
+}  // namespace loopgauge::harness
