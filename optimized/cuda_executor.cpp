@@ -20,7 +20,9 @@ class Runtime final : public CudaExecutor {
       : options_(options),
         allocator_({options.memory_limit_bytes, options.poison}),
         sha256_(checkpoint.sha256),
-        weights_(upload_weights(checkpoint, allocator_)) {}
+        weights_(upload_weights(checkpoint, allocator_)) {
+    extend_rope_table(weights_.config.max_positions);
+  }
 
   std::string name() const override { return "optimized"; }
   MemoryUsage memory_usage() const override { return allocator_.usage(); }

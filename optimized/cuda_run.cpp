@@ -384,7 +384,7 @@ void CudaRun::begin_window_loop(RequestState& s, int window, int loop) {
     if (spare_windows_.empty()) {
       const auto rows = static_cast<std::size_t>(config_.window());
       spare_windows_.push_back({allocator_.allocate_array<Bfloat16>(MemoryCategory::hidden_rows, rows * model_.hidden),
-                                config_.selects_tokens() ? allocator_.allocate_array<float>(MemoryCategory::hidden_rows, rows * 2) : DeviceBuffer{},
+                                config_.selects_tokens() ? allocator_.allocate_array<float>(MemoryCategory::workspace, rows * 2) : DeviceBuffer{},
                                 {}});
     }
     state.emplace(std::move(spare_windows_.back()));
@@ -483,6 +483,7 @@ void CudaRun::complete_window_loop(RequestState& s, int window, int loop) {
   }
   spare_windows_.push_back(std::move(state));
   s.windows[static_cast<std::size_t>(window)].reset();
+  if (range.end == s.prompt_length) spare_windows_.clear();  // a request in decode holds one row; the next prompt brings its own windows
 }
 
 void CudaRun::complete_prompt(RequestState& s) {
@@ -641,9 +642,13 @@ void CudaRun::encode_pending() {
   arguments.fault = options_.fault;
   residual_encode(arguments, stream_);
   pending_encodes_.clear();
+  bool decoding = false;
   for (const auto& [request, range] : std::exchange(pending_releases_, {})) {
     for (int loop = 1; loop <= config_.loops(); ++loop) kv_.release_planes(request->slot, loop, range);
+    decoding |= request->committed > 0;
   }
+  // Between windows of a prompt the pages serve the next window; after it nobody needs them soon.
+  if (decoding) kv_.trim();
 }
 
 // ---------------------------------------------------------------------------------------------------------------------- observation

@@ -85,7 +85,7 @@ class ForwardPass {
   int width_ = 0;                                      // heads * head_dim
   KvShape shape_;
 
-  GrowableBuffer stream_rows_, previous_, output_;     // hidden_rows: residual stream, the loop's input, H[r]
+  GrowableBuffer stream_rows_, previous_, output_;     // residual stream, the loop's input, H[r]
   GrowableBuffer normed_, qkv_, attended_, projected_, gate_up_, activated_, scores_, logits_;
   GrowableBuffer attention_workspace_, attention_logits_;
   GrowableBuffer rows_, dense_rows_, reference_rows_, sparse_rows_, positions_, tiles_;

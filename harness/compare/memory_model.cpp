@@ -110,11 +110,15 @@ class RequestModel {
   void planes(Account& account, int begin, int end) const {
     if (begin >= end) return;
     const std::int64_t row = std::int64_t{model_.layers} * model_.projection_width() * 2 * kBfloat16Bytes;
-    std::int64_t executed = 0;
-    for (int loop = 1; loop <= kLoops; ++loop) executed += rows_.count(loop, begin, end);
-    const std::int64_t pages = ceil_div(end, kPageTokens) - begin / kPageTokens;
-    account.add(config_.q().enabled ? MemoryCategory::bf16_tail : MemoryCategory::bf16_planes, executed * row,
-                pages * kPageTokens * kLoops * row);
+    std::int64_t executed = 0, pages = 0;
+    for (int loop = 1; loop <= kLoops; ++loop) {
+      executed += rows_.count(loop, begin, end);
+      // A plane has the pages in which a row executed its loop; a page that the frontier cuts stays whole.
+      for (int page = begin / kPageTokens; page < ceil_div(end, kPageTokens); ++page) {
+        pages += rows_.count(loop, page * kPageTokens, std::min((page + 1) * kPageTokens, end)) > 0;
+      }
+    }
+    account.add(config_.q().enabled ? MemoryCategory::bf16_tail : MemoryCategory::bf16_planes, executed * row, pages * kPageTokens * row);
   }
 
   void tables(Account& account) const {

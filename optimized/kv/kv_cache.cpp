@@ -31,7 +31,7 @@ KvCache::KvCache(const KvShape& shape, DeviceAllocator& allocator, cudaStream_t 
     throw UnsupportedError("the CUDA K/V cache supports 1..1024 layers and heads, not " + std::to_string(shape.layers) + " layers x " +
                            std::to_string(shape.heads) + " heads");
   }
-  device_tables_ = allocator_.allocate_array<RequestTable>(MemoryCategory::inherited_references, kMaxRequests);
+  device_tables_ = allocator_.allocate_array<RequestTable>(MemoryCategory::workspace, kMaxRequests);
 }
 
 KvCache::~KvCache() = default;

@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "harness/compare/audit.hpp"
+#include "harness/compare/memory_model.hpp"
 #include "harness/compare/record_compare.hpp"
 #include "harness/io/trace_file.hpp"
 #include "harness/planner/planner.hpp"
@@ -187,7 +188,6 @@ TEST_F(ExecutorTest, ARequestInABatchHasTheBitsOfTheRequestAlone) {
       std::vector<std::vector<WorkItem>> steps(trace.requests.size());
       std::size_t longest = 0;
       for (std::size_t i = 0; i < trace.requests.size(); ++i) {
-        Trace one = trace;
         const Plan split = harness::make_plan(harness::parse_mode("split"), trace, config);
         for (const Submission& submission : split.submissions) {
           if (submission.items.front().request == static_cast<int>(i)) steps[i].push_back(submission.items.front());
@@ -273,6 +273,49 @@ TEST_F(ExecutorTest, LeavesNoMemoryBehind) {
     EXPECT_EQ(after.in_use, idle.in_use) << text(setting);
     EXPECT_EQ(after.live_buffers, idle.live_buffers) << text(setting);
     EXPECT_GT(after.total_peak, idle.total_in_use) << text(setting);
+  }
+}
+
+// What the accounting model predicts is what the allocator counts, byte for byte, at the last committed token of a request.
+TEST_F(ExecutorTest, MemoryEqualsThePrediction) {
+  for (const char* name : {"flush-3", "kv-700"}) {
+    const Trace trace = shipped(name);
+    for (const Setting& setting : kSettings) {
+      const EffectiveConfig config = config_of(setting);
+      const RunRecord record = run(*executor_, trace, config);
+      // All submissions but the last token's: the request is still live.
+      Plan plan = harness::make_plan(harness::parse_mode("serial"), trace, config);
+      plan.submissions.pop_back();
+      executor_->begin(trace, config, {});
+      for (const Submission& submission : plan.submissions) executor_->submit(submission);
+      const optimized::MemoryUsage usage = executor_->memory_usage();
+      static_cast<void>(executor_->finish());
+
+      const RequestRecord& request = record.requests.front();
+      harness::MemoryInput input;
+      harness::RequestMemory memory;
+      memory.prompt_length = request.prompt_length;
+      memory.capacity = request.prompt_length + request.fed;
+      memory.committed = memory.capacity - 1;
+      memory.active = request.active;
+      input.requests.push_back(memory);
+      const harness::MemoryBytes predicted = harness::predict_memory(tiny().config, config, input).steady;
+      const auto measured = [&](MemoryCategory category) { return static_cast<std::int64_t>(usage.in_use[static_cast<std::size_t>(category)]); };
+      const std::string what = std::string(name) + ", " + text(setting);
+      // Pages, tables and reference slots are allocated whole, so their padding is inside the allocator's category.
+      std::int64_t kv = 0, padded = predicted.physical_of(MemoryCategory::padding);
+      for (const MemoryCategory category : {MemoryCategory::base_payload, MemoryCategory::residual_payload, MemoryCategory::parameters}) {
+        EXPECT_EQ(measured(category), predicted.physical_of(category)) << what << ", " << to_string(category);
+      }
+      for (const MemoryCategory category : {MemoryCategory::activity_maps, MemoryCategory::bf16_tail, MemoryCategory::bf16_planes,
+                                            MemoryCategory::inherited_references, MemoryCategory::attention_reference_state}) {
+        kv += measured(category);
+        padded += predicted.physical_of(category);
+      }
+      EXPECT_EQ(kv, padded) << what << ", pages, tables and references";
+      EXPECT_EQ(measured(MemoryCategory::hidden_rows), predicted.physical_of(MemoryCategory::hidden_rows)) << what;
+      EXPECT_EQ(measured(MemoryCategory::weights), predicted.physical_of(MemoryCategory::weights)) << what;
+    }
   }
 }
 
