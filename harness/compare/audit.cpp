@@ -123,9 +123,9 @@ AuditResult audit(const RunRecord& record, const Trace& trace, const EffectiveCo
                          .request = trace.requests[i],
                          .config = config,
                          .checkpoint = checkpoint,
-                         .options = options,
                          .log = log,
                          .index = static_cast<int>(i),
+                         .multiplications = options.max_multiplications / static_cast<std::int64_t>(count),
                          .has_events = false,
                          .rounds_bfloat16 = record.profile != "double",
                          .executed = {}};

@@ -55,8 +55,9 @@ struct AuditResult {
 };
 
 struct AuditOptions {
-  // Recomputations (logits, layer-0 K/V) that would cost more multiplications than this look at evenly spaced rows instead of all.
-  std::int64_t max_multiplications = 200'000'000;
+  // Recomputations (logits, layer-0 K/V) that would cost more multiplications than this, shared evenly by the requests, look at evenly
+  // spaced rows instead of all.
+  std::int64_t max_multiplications = 100'000'000;
 };
 
 AuditResult audit(const RunRecord& record, const Trace& trace, const EffectiveConfig& config, const Checkpoint& checkpoint,

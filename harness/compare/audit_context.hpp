@@ -83,9 +83,9 @@ struct AuditContext {
   const TraceRequest& request;
   const EffectiveConfig& config;
   const Checkpoint& checkpoint;
-  const AuditOptions& options;
   AuditLog& log;
   int index = 0;                                           // of the request
+  std::int64_t multiplications = 0;                        // this request's share of AuditOptions::max_multiplications
   bool has_events = false;                                 // events of the trace touch this request
   bool rounds_bfloat16 = true;                             // false: the double profile
   std::array<std::vector<std::uint8_t>, kLoops> executed;  // [loop - 1][position] from the recorded active sets and exit depths

@@ -10,10 +10,21 @@
 namespace loopgauge::harness {
 namespace {
 
+std::vector<double> as_double(const Tensor<Bfloat16Bits>& tensor) {
+  std::vector<double> values;
+  values.reserve(tensor.data.size());
+  for (const Bfloat16Bits bits : tensor.data) values.push_back(bfloat16_from_bits(bits));
+  return values;
+}
+
 class Layer0 {
  public:
   explicit Layer0(const AuditContext& context)
-      : c_(context), model_(context.checkpoint.config), weights_(context.checkpoint.layers.front()), rounds_(context.rounds_bfloat16) {
+      : model_(context.checkpoint.config),
+        weights_(context.checkpoint.layers.front()),
+        rounds_(context.rounds_bfloat16),
+        k_weights_(as_double(weights_.k_proj)),
+        v_weights_(as_double(weights_.v_proj)) {
     const int half = model_.head_dim / 2;
     for (int i = 0; i < half; ++i) {
       const double frequency = std::pow(model_.rope_theta, -2.0 * i / model_.head_dim);
@@ -24,8 +35,8 @@ class Layer0 {
   // K and V rows [heads * head_dim] of the token at `position` whose input row is `x`.
   void compute(std::span<const float> x, int position, std::vector<Bounded>& k, std::vector<Bounded>& v) const {
     const std::vector<Bounded> normed = input_norm(x);
-    k = projection(normed, weights_.k_proj);
-    v = projection(normed, weights_.v_proj);
+    k = projection(normed, k_weights_);
+    v = projection(normed, v_weights_);
     rotate(k, position);
   }
 
@@ -51,19 +62,23 @@ class Layer0 {
     return out;
   }
 
-  std::vector<Bounded> projection(const std::vector<Bounded>& x, const Tensor<Bfloat16Bits>& weight) const {
-    const auto outputs = static_cast<std::size_t>(weight.extent(0));
-    std::vector<Bounded> out(outputs);
-    const double relative = sum_bound(static_cast<double>(x.size()));
-    for (std::size_t o = 0; o < outputs; ++o) {
-      const auto row = weight.row(static_cast<std::int64_t>(o));
+  std::vector<Bounded> projection(const std::vector<Bounded>& x, const std::vector<double>& weight) const {
+    const std::size_t width = x.size();
+    const double relative = sum_bound(static_cast<double>(width));
+    std::vector<std::size_t> uncertain;  // few: most elements are known exactly
+    for (std::size_t i = 0; i < width; ++i) {
+      if (x[i].error != 0.0) uncertain.push_back(i);
+    }
+    std::vector<Bounded> out(weight.size() / width);
+    for (std::size_t o = 0; o < out.size(); ++o) {
+      const double* row = weight.data() + o * width;
       double sum = 0.0, magnitude = 0.0, error = 0.0;
-      for (std::size_t i = 0; i < x.size(); ++i) {
-        const double w = bfloat16_from_bits(row[i]);
-        sum += x[i].value * w;
-        magnitude += std::fabs(x[i].value * w);
-        error += x[i].error * std::fabs(w);
+      for (std::size_t i = 0; i < width; ++i) {
+        const double product = x[i].value * row[i];
+        sum += product;
+        magnitude += std::fabs(product);
       }
+      for (const std::size_t i : uncertain) error += x[i].error * std::fabs(row[i]);
       out[o] = round({sum, error + relative * magnitude});
     }
     return out;
@@ -94,10 +109,10 @@ class Layer0 {
     return round({a.value + b.value, error == 0.0 ? 0.0 : error + kFloatUnit * std::fabs(a.value + b.value)});
   }
 
-  const AuditContext& c_;
   const ModelConfig& model_;
   const LayerWeights& weights_;
   bool rounds_;
+  std::vector<double> k_weights_, v_weights_;  // [heads * head_dim, hidden]
   std::vector<double> frequency_;
 };
 
@@ -136,7 +151,7 @@ void audit_layer0(const AuditContext& c) {
   const auto width = static_cast<std::size_t>(model.head_dim);
   const std::size_t parts = (width + kGroupSize - 1) / kGroupSize;
   const std::int64_t cost = std::int64_t{2} * model.hidden * model.projection_width();
-  const std::int64_t affordable = std::max<std::int64_t>(1, c.options.max_multiplications / (cost * kLoops));
+  const std::int64_t affordable = std::max<std::int64_t>(1, c.multiplications / (cost * kLoops));
   const int stride = static_cast<int>((c.positions() + affordable - 1) / affordable);
   const int encoded = record.encoded_frontier.back();
   // Rows rewritten under stored parameters have clamped codes: their error has no such bound.

@@ -62,7 +62,7 @@ void logits(const AuditContext& c) {
   if (last.empty()) return;
   const ModelConfig& model = c.checkpoint.config;
   const std::int64_t rows = record.logits.extent(0);
-  const std::int64_t affordable = std::max<std::int64_t>(1, c.options.max_multiplications / (std::int64_t{model.vocab} * model.hidden));
+  const std::int64_t affordable = std::max<std::int64_t>(1, c.multiplications / (std::int64_t{model.vocab} * model.hidden));
   const std::int64_t stride = (rows + affordable - 1) / affordable;
   for (std::int64_t j = 0; j < rows; j += stride) {
     const int position = c.prompt() - 1 + static_cast<int>(j);
