@@ -304,6 +304,7 @@ RowBatch CudaRun::make_batch(std::vector<Part>& parts) {
     const int frontier = visible_frontier(s, part.piece.begin, part.kind);
     for (const std::int32_t position : part.positions) {
       batch.rows.push_back({s.slot, position, part.loop, frontier, part.kind == RowKind::decode ? s.row.reference : -1});
+      if (planted(Fault::contiguous_causal_mask)) batch.mask_positions.push_back(contiguous_position(s, part, position));
     }
     if (part.kind == RowKind::decode) {
       ++batch.decode_rows;
@@ -318,6 +319,14 @@ RowBatch CudaRun::make_batch(std::vector<Part>& parts) {
     }
   }
   return batch;
+}
+
+// The planted fault: compact row i of a window stands at window_begin + i in the causal mask.
+std::int32_t CudaRun::contiguous_position(const RequestState& s, const Part& part, std::int32_t position) const {
+  if (part.kind == RowKind::decode) return position;
+  const auto& active = s.active[static_cast<std::size_t>(part.loop - 1)][static_cast<std::size_t>(part.window)];
+  const auto rank = std::lower_bound(active.begin(), active.end(), position) - active.begin();
+  return part.window * config_.window() + static_cast<std::int32_t>(rank);
 }
 
 void CudaRun::load_inputs(const std::vector<Part>& parts, Bfloat16* rows) {

@@ -58,6 +58,7 @@ class CudaRun {
 
   void run_step(std::vector<Part>& parts);
   RowBatch make_batch(std::vector<Part>& parts);
+  std::int32_t contiguous_position(const RequestState& s, const Part& part, std::int32_t position) const;
   void load_inputs(const std::vector<Part>& parts, Bfloat16* rows);
   void store_outputs(const std::vector<Part>& parts);
 

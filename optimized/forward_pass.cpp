@@ -38,6 +38,7 @@ ForwardPass::ForwardPass(const ForwardContext& context)
       reference_rows_(*context.allocator, MemoryCategory::workspace),
       sparse_rows_(*context.allocator, MemoryCategory::workspace),
       positions_(*context.allocator, MemoryCategory::workspace),
+      mask_positions_(*context.allocator, MemoryCategory::workspace),
       tiles_(*context.allocator, MemoryCategory::workspace) {}
 
 Bfloat16* ForwardPass::input(int rows) {
@@ -60,6 +61,7 @@ void ForwardPass::upload(const RowBatch& batch) {
   for (const QueryRow& row : batch.rows) positions.push_back(row.position);
   rows_.upload<QueryRow>(batch.rows, context_.stream);
   positions_.upload<std::int32_t>(positions, context_.stream);
+  if (!batch.mask_positions.empty()) mask_positions_.upload<std::int32_t>(batch.mask_positions, context_.stream);
   const std::vector<PrefillTile> tiles = make_prefill_tiles(batch.segments);
   tile_count_ = static_cast<int>(tiles.size());
   tiles_.upload<PrefillTile>(tiles, context_.stream);
@@ -180,7 +182,7 @@ void ForwardPass::attention(const RowBatch& batch, int layer, KvCache& kv, const
     arguments.layer = layer;
     arguments.q = qkv_.as<Bfloat16>();
     arguments.q_row_stride = 3 * static_cast<std::int64_t>(width_);
-    arguments.positions = positions_.as<std::int32_t>();
+    arguments.positions = (batch.mask_positions.empty() ? positions_ : mask_positions_).as<std::int32_t>();
     arguments.tiles = tiles_.as<PrefillTile>();
     arguments.tile_count = tile_count_;
     arguments.output = attended_.as<Bfloat16>();

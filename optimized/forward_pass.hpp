@@ -24,6 +24,7 @@ struct RowBatch {
   int decode_rows = 0;
   std::vector<PrefillSegment> segments;                // cover rows [decode_rows, rows.size())
   std::vector<const StepKeys*> forced_keys;            // [decode_rows]: keys to take at loop 2 instead of selecting; null: select
+  std::vector<std::int32_t> mask_positions;            // positions that the causal mask of prefill uses; empty: the rows' own
   bool take_scores = false;                            // the final norm also scores the rows against their loop input
 
   int size() const { return static_cast<int>(rows.size()); }
@@ -88,7 +89,7 @@ class ForwardPass {
   GrowableBuffer stream_rows_, previous_, output_;     // residual stream, the loop's input, H[r]
   GrowableBuffer normed_, qkv_, attended_, projected_, gate_up_, activated_, scores_, logits_;
   GrowableBuffer attention_workspace_, attention_logits_;
-  GrowableBuffer rows_, dense_rows_, reference_rows_, sparse_rows_, positions_, tiles_;
+  GrowableBuffer rows_, dense_rows_, reference_rows_, sparse_rows_, positions_, mask_positions_, tiles_;
 
   // Decode rows of the current batch by kind of attention.
   int dense_count_ = 0, reference_count_ = 0, sparse_count_ = 0, max_length_ = 0, tile_count_ = 0;
