@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cfenv>
+#include <cstdlib>
 #include <iostream>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -158,6 +159,35 @@ TEST_F(ModelCommandsTest, DoctorComparesTraceAndModel) {
   const Outcome outcome = loopgauge({"doctor", "--checkpoint", folder.path().string(), "--trace", trace, "--output", "json"});
   EXPECT_EQ(outcome.exit_code, 3);
   EXPECT_FALSE(faults(outcome, "trace").empty());
+}
+
+class DataPathsTest : public ModelCommandsTest {
+ protected:
+  void TearDown() override { unsetenv("LOOPGAUGE_HOME"); }
+};
+
+TEST_F(DataPathsTest, ShippedFilesAreFoundFromTheBuildFolder) {
+  unsetenv("LOOPGAUGE_HOME");
+  EXPECT_TRUE(fs::equivalent(default_checkpoint(), fs::path(LOOPGAUGE_SOURCE_DIR) / "models" / "ouro-tiny"));
+  EXPECT_TRUE(fs::equivalent(data_directory(), fs::path(LOOPGAUGE_SOURCE_DIR) / "data"));
+}
+
+TEST_F(DataPathsTest, HomeIsTheOnlyPlaceWhenItIsSet) {
+  setenv("LOOPGAUGE_HOME", folder.path().c_str(), 1);
+  try {
+    default_checkpoint();
+    FAIL() << "found a model in an empty folder";
+  } catch (const FileError& error) {
+    const std::string message = error.what();
+    EXPECT_NE(message.find("tried " + path("models/ouro-tiny/config.json")), std::string::npos) << message;
+    EXPECT_EQ(message.find(LOOPGAUGE_SOURCE_DIR), std::string::npos) << message;
+    EXPECT_NE(message.find("--checkpoint"), std::string::npos) << message;
+  }
+  EXPECT_THROW(data_directory(), FileError);
+  fs::create_directories(folder.path() / "models" / "ouro-tiny");
+  write_file(path("models/ouro-tiny/config.json"), "{}");
+  EXPECT_EQ(default_checkpoint(), folder.path() / "models" / "ouro-tiny");
+  EXPECT_EQ(loopgauge({"doctor"}).exit_code, 3);  // examined, and found wanting
 }
 
 // The probe can fail: another rounding mode is what it is there to find.
