@@ -24,7 +24,7 @@ DeviceStatus device_status();
 
 // How projections are computed. Both choices give a row the same bits whatever the number of rows beside it; they need not equal each other.
 enum class LinearImplementation {
-  automatic,                       // library
+  automatic,                       // library for large matrices, tensor_core_tiles for small ones
   library,                         // cuBLASLt without workspace
   tensor_core_tiles,               // own kernel: every output adds its 16-wide products in ascending order, in one accumulator
 };
