@@ -45,6 +45,7 @@ struct SweepOptions {
   std::string output = "console";
   std::uint64_t seed = DriftOptions{}.seed;
   double write_interval = 10.0;            // seconds
+  int jobs = 0;                            // 0: chosen
   bool resume = false;
   bool repeat = false;
   bool list_mutants = false;
@@ -78,20 +79,27 @@ struct Sweep {
   SweepRequest request;
   std::vector<SweepCase> cases;            // of the shard
   Checkpoint checkpoint;
-  std::unique_ptr<Executor> reference, optimized;
+  std::vector<std::unique_ptr<Executor>> reference;   // one per lane
+  std::unique_ptr<Executor> optimized;
   SweepExecutors executors;
   Report report;
 };
 
-void select_executors(Sweep& sweep) {
+// More lanes use small cases better, but each holds a run's tensors: about 200 MiB for 2048 tokens of the shipped model.
+constexpr int kMostDefaultLanes = 4;
+
+void select_executors(Sweep& sweep, int jobs) {
   const optimized::DeviceStatus device = optimized::device_status();
   sweep.executors.device = device.description;
   if (sweep.request.executors == ExecutorChoice::optimized && !device.available) {
     throw UnsupportedError("--executor optimized: " + device.description + "; --executor reference needs no device");
   }
   if (sweep.request.executors != ExecutorChoice::optimized) {
-    sweep.reference = reference::make_reference_executor(sweep.checkpoint);
-    sweep.executors.reference = sweep.reference.get();
+    const int lanes = jobs > 0 ? jobs : std::min(host_info().threads, kMostDefaultLanes);
+    for (int i = 0; i < lanes; ++i) {
+      sweep.reference.push_back(reference::make_reference_executor(sweep.checkpoint));
+      sweep.executors.reference.push_back(sweep.reference.back().get());
+    }
   }
   if (sweep.request.executors != ExecutorChoice::reference && device.available) {
     sweep.optimized = optimized::make_cuda_executor(sweep.checkpoint);
@@ -154,7 +162,7 @@ void prepare(Sweep& sweep, const SweepOptions& options) {
   }
   request.cases = numbered_cases(selection.request, request.traces, sweep.checkpoint.config);
   sweep.cases = shard_cases(request.cases, selection.cases);
-  select_executors(sweep);
+  select_executors(sweep, options.jobs);
 
   sweep.report.meta = make_meta(sweep, options, selection);
   if (sweep.report.meta.case_count == 0) {
@@ -198,6 +206,7 @@ void execute(Sweep& sweep, const std::filesystem::path& path, std::chrono::durat
   };
   write_now(sweep.report, path);  // an unwritable path shows before the work, not after it
   try {
+    throw_if_interrupted();
     run_sweep(sweep.request, sweep.executors, sweep.checkpoint, sweep.report, before, after);
   } catch (const Interrupted&) {
     write_now(sweep.report, path);
@@ -236,6 +245,10 @@ void add_sweep_command(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   command->add_option("--checkpoint", options->checkpoint, "Model folder in the Hugging Face layout (default: the shipped ouro-tiny)")->type_name("DIR");
   command->add_option("--report", options->report, "Report to write; replaced if it exists")->type_name("FILE")->capture_default_str();
+  command
+      ->add_option("--jobs", options->jobs, "Reference cases run at once; they share out the threads (default: the threads, at most 4). Results do not depend on it")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1024));
   command->add_flag("--resume", options->resume,
                     "Continue the report of a killed sweep with the same request; starts anew when the file does not exist");
   command

@@ -3,7 +3,9 @@
 
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <new>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -94,15 +96,14 @@ void set_time(CaseResult& row, double seconds) {
 
 }  // namespace
 
-CaseRunner::CaseRunner(Executor& executor, const Checkpoint& checkpoint, CaseRunnerOptions options)
-    : executor_(executor), checkpoint_(checkpoint), options_(std::move(options)) {}
+CaseRunner::CaseRunner(Executor& executor, const Checkpoint& checkpoint, DenseBaselines& baselines, CaseRunnerOptions options)
+    : executor_(executor), checkpoint_(checkpoint), baselines_(baselines), options_(std::move(options)) {}
 
 EffectiveConfig CaseRunner::resolve(const Case& value) const { return EffectiveConfig::resolve(value.config, checkpoint_.config); }
 
 void CaseRunner::enter_trace(const Trace& trace) {
   if (trace_ == &trace) return;
   trace_ = &trace;
-  dense_.reset();
   serial_rows_.clear();
 }
 
@@ -130,31 +131,22 @@ CaseRunner::Run CaseRunner::run_all_groups(const Case& value, const Trace& trace
   return result;
 }
 
-const RunRecord& CaseRunner::dense_baseline(const Trace& trace) {
-  if (!dense_) {
-    Case dense;
-    dense.trace = trace.name;
-    RunOptions options;
-    dense_ = run(dense, trace, options).record;
-  }
-  return *dense_;
-}
-
 void CaseRunner::judge_record(const Case& value, const Trace& trace, const RunRecord& record, CaseResult& row) {
   const EffectiveConfig config = resolve(value);
   row.checks.push_back(audit_check(audit(record, trace, config, checkpoint_, options_.audit)));
-  if (is_dense(value.config) && !dense_) dense_ = logits_only(record);
-  set_drift(row, measure_drift(dense_baseline(trace), record, trace, options_.drift), trace);
+  const std::shared_ptr<const RunRecord> dense = baselines_.get(trace.name, [&] {
+    if (is_dense(value.config)) return logits_only(record);
+    Case baseline;
+    baseline.trace = trace.name;
+    return run(baseline, trace, RunOptions{}).record;
+  });
+  set_drift(row, measure_drift(*dense, record, trace, options_.drift), trace);
   set_memory(row, predict_memory(checkpoint_.config, config, memory_input(record)));
 }
 
-const CaseResult& CaseRunner::serial_row(const Case& value, const Trace& trace, const Report& finished, const std::string& executor_column) {
+const CaseResult& CaseRunner::serial_row(const Case& value, const Trace& trace) {
   const Case serial = with_mode(value, "serial");
   const std::string id = case_id(serial);
-  for (const CaseResult& row : finished.cases) {
-    const bool judged = row.status == CaseStatus::passed || row.status == CaseStatus::failed;
-    if (row.id == id && row.executor == executor_column && judged && !row.digests.empty()) return row;
-  }
   auto found = serial_rows_.find(id);
   if (found == serial_rows_.end()) {
     CaseResult row;
@@ -196,22 +188,25 @@ CheckRow CaseRunner::repeat_with_taps(const Case& value, const Trace& trace, con
                       "same bits with " + std::to_string(tap.rows()) + " rows (" + std::to_string(tap.values()) + " values) tapped");
 }
 
-void CaseRunner::judge(const Case& value, const Trace& trace, const Report& finished, CaseResult& row) {
+void CaseRunner::judge(const Case& value, const Trace& trace, const CaseResult* serial, CaseResult& row) {
   enter_trace(trace);
-  guarded(row, [&] { judge_or_throw(value, trace, finished, row); });
+  guarded(row, [&] { judge_or_throw(value, trace, serial, row); });
 }
 
-void CaseRunner::judge_or_throw(const Case& value, const Trace& trace, const Report& finished, CaseResult& row) {
+void CaseRunner::judge_or_throw(const Case& value, const Trace& trace, const CaseResult* serial_row_of_report, CaseResult& row) {
+  DenseBaselines::Claim claim;
+  if (value.mode.name == "serial" && is_dense(value.config)) claim = baselines_.claim(trace.name);
   const Run actual = run_all_groups(value, trace);
   row.digests = digest_rows(actual.digests);
   set_time(row, actual.seconds);
+  if (claim) claim.fulfil(logits_only(actual.record));
 
   bool judged = false;
   if (value.mode.name != "serial") {
     if (!plans_agree(resolve(value))) {
       row.checks.push_back(skipped_check(kEqualsSerialCheck, "execution_dependent timing promises no equality between plans"));
     } else {
-      const CaseResult& serial = serial_row(value, trace, finished, row.executor);
+      const CaseResult& serial = serial_row_of_report != nullptr ? *serial_row_of_report : serial_row(value, trace);
       row.checks.push_back(compare_with_serial(value, trace, actual, serial));
       if (row.checks.back().status == "passed") {
         // The same bits have the same audit, drift and memory.

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs cases on one executor and judges them. Nothing is run twice: the dense baseline of a trace and the serial run of a setting are
 // kept (as logits and as a finished row) for the cases that need them.
+// A runner belongs to one thread; runners of several threads share the dense baselines.
 #pragma once
 
 #include <cstdint>
 #include <map>
-#include <optional>
 #include <string>
 
 #include "harness/case.hpp"
 #include "harness/report/report.hpp"
 #include "harness/sweep/checks.hpp"
+#include "harness/sweep/dense_baselines.hpp"
 #include "models/checkpoint.hpp"
 #include "models/executor.hpp"
 
@@ -26,14 +27,14 @@ struct CaseRunnerOptions {
 
 class CaseRunner {
  public:
-  // `executor` and `checkpoint` must outlive the runner.
-  CaseRunner(Executor& executor, const Checkpoint& checkpoint, CaseRunnerOptions options);
+  // Everything referred to must outlive the runner. `baselines` are of this executor (or of others with the same bits).
+  CaseRunner(Executor& executor, const Checkpoint& checkpoint, DenseBaselines& baselines, CaseRunnerOptions options);
 
   // Fills verdict, numbers and tables of `row`, whose identity is set. Checks: audit of the record against the specification; bits equal to
   // the serial plan's where the specification promises them; repetition with taps if asked; drift against dense; predicted memory.
-  // `finished` holds earlier rows: a serial row of the same settings in it is used instead of running serial again.
+  // `serial` is the finished row of the serial plan of the same settings; null: serial is run when it is needed.
   // Exceptions of the run become the row's status: NumericError failed, UnsupportedError not_run, anything else error.
-  void judge(const Case& value, const Trace& trace, const Report& finished, CaseResult& row);
+  void judge(const Case& value, const Trace& trace, const CaseResult* serial, CaseResult& row);
 
   // The executor with a planted fault as a candidate against the clean executor. The clean run is audited too, so that an audit rule
   // that fires without a fault shows.
@@ -46,7 +47,7 @@ class CaseRunner {
     double seconds = 0.0;
   };
 
-  void judge_or_throw(const Case& value, const Trace& trace, const Report& finished, CaseResult& row);
+  void judge_or_throw(const Case& value, const Trace& trace, const CaseResult* serial, CaseResult& row);
   void judge_mutant_or_throw(const Case& value, const Trace& trace, Fault fault, const RunRecord& clean, CaseResult& row);
 
   Run run(const Case& value, const Trace& trace, const RunOptions& options);
@@ -55,19 +56,17 @@ class CaseRunner {
   void judge_record(const Case& value, const Trace& trace, const RunRecord& record, CaseResult& row);
   CheckRow compare_with_serial(const Case& value, const Trace& trace, const Run& actual, const CaseResult& serial);
   CheckRow repeat_with_taps(const Case& value, const Trace& trace, const Run& first);
-  const CaseResult& serial_row(const Case& value, const Trace& trace, const Report& finished, const std::string& executor_column);
-  // The t0s0q0 run of the trace: logits and tokens.
-  const RunRecord& dense_baseline(const Trace& trace);
+  const CaseResult& serial_row(const Case& value, const Trace& trace);
   void enter_trace(const Trace& trace);
   EffectiveConfig resolve(const Case& value) const;
 
   Executor& executor_;
   const Checkpoint& checkpoint_;
+  DenseBaselines& baselines_;
   CaseRunnerOptions options_;
 
   // Of the current trace.
   const Trace* trace_ = nullptr;
-  std::optional<RunRecord> dense_;
   std::map<std::string, CaseResult> serial_rows_;  // by case id; serial runs that are no row of the report
 };
 

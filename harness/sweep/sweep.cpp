@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "harness/sweep/sweep.hpp"
 
+#include <omp.h>
+
 #include <algorithm>
+#include <exception>
 #include <map>
-#include <memory>
+#include <mutex>
 #include <set>
 #include <span>
+#include <thread>
 #include <utility>
 
+#include "harness/sweep/dense_baselines.hpp"
 #include "models/error.hpp"
 #include "models/sha256.hpp"
 
@@ -110,6 +115,165 @@ CaseResult planned_row(const SweepCase& entry, std::string executor, const Model
 
 bool pending(const CaseResult& row) { return row.status == CaseStatus::not_run && row.reason == kNotReached; }
 
+// Rows that one lane works through in order: they share runs. With a mutant: the clean row and the mutant's, alternating.
+struct Unit {
+  bool optimized = false;
+  const Trace* trace = nullptr;
+  std::string settings;
+  std::vector<std::size_t> rows;   // indices into Report::cases
+};
+
+class SweepLoop {
+ public:
+  SweepLoop(const SweepRequest& request, const SweepExecutors& executors, const Checkpoint& checkpoint, Report& report, const BeforeCase& before,
+            const AfterCase& after)
+      : request_(request), executors_(executors), checkpoint_(checkpoint), report_(report), before_(before), after_(after) {
+    for (const SweepCase& entry : request.cases) cases_[entry.ordinal] = &entry.value;
+    for (std::size_t i = 0; i < report.cases.size(); ++i) {
+      if (!pending(report.cases[i])) ++done_;
+    }
+    make_units();
+  }
+
+  void run() {
+    std::vector<std::thread> threads;
+    const int lanes = static_cast<int>(executors_.reference.size()) + (executors_.optimized != nullptr ? 1 : 0);
+    if (lanes == 1) {
+      work(executors_.optimized != nullptr ? *executors_.optimized : *executors_.reference.front(), executors_.optimized != nullptr);
+    } else {
+      const int lane_threads = std::max(1, omp_get_max_threads() / std::max(1, static_cast<int>(executors_.reference.size())));
+      const auto start = [&](Executor& executor, bool optimized) {
+        threads.emplace_back([this, &executor, optimized, lane_threads] {
+          omp_set_num_threads(lane_threads);  // of this thread's parallel regions
+          work(executor, optimized);
+        });
+      };
+      for (Executor* executor : executors_.reference) start(*executor, false);
+      if (executors_.optimized != nullptr) start(*executors_.optimized, true);
+      for (std::thread& thread : threads) thread.join();
+    }
+    if (failure_) std::rethrow_exception(failure_);
+  }
+
+ private:
+  void make_units() {
+    const std::size_t stride = request_.mutant == Fault::none ? 1 : 2;
+    for (std::size_t i = 0; i < report_.cases.size(); i += stride) {
+      const CaseResult& row = report_.cases[i];
+      if (!pending(row)) continue;
+      const Case& value = case_of(row);
+      const bool optimized = row.executor == kOptimized;
+      if ((optimized && executors_.optimized == nullptr) || (!optimized && executors_.reference.empty())) {
+        throw InternalError("the sweep has no executor for the column '" + row.executor + "'");
+      }
+      if (stride == 2 && (row.executor != kReference || i + 1 == report_.cases.size() || report_.cases[i + 1].id != row.id)) {
+        throw InternalError("row " + row.id + " has no clean partner");
+      }
+      const Trace& trace = find_trace(request_.traces, value.trace);
+      const std::string settings = settings_text(value.config);
+      const auto unit = std::find_if(units_.rbegin(), units_.rend(), [&](const Unit& other) { return other.optimized == optimized; });
+      if (unit != units_.rend() && unit->trace == &trace && unit->settings == settings) {
+        unit->rows.push_back(i);
+      } else {
+        units_.push_back({optimized, &trace, settings, {i}});
+        ++open_units_[{&trace, optimized}];
+      }
+    }
+  }
+
+  const Case& case_of(const CaseResult& row) const {
+    const auto found = cases_.find(row.ordinal);
+    if (found == cases_.end() || case_id(*found->second) != row.id) throw InternalError("row " + row.id + " is not a case of the request");
+    return *found->second;
+  }
+
+  // One lane: takes units until none is left.
+  void work(Executor& executor, bool optimized) {
+    try {
+      DenseBaselines& baselines = optimized ? optimized_baselines_ : reference_baselines_;
+      CaseRunner runner(executor, checkpoint_, baselines, request_.runner);
+      while (const Unit* unit = next_unit(optimized)) {
+        for (const std::size_t i : unit->rows) {
+          if (!judge(runner, *unit, i)) return;
+        }
+        const std::lock_guard lock(mutex_);
+        if (--open_units_[{unit->trace, optimized}] == 0) baselines.forget(unit->trace->name);
+      }
+    } catch (...) {
+      const std::lock_guard lock(mutex_);
+      if (!failure_) failure_ = std::current_exception();
+      stop_ = true;
+    }
+  }
+
+  const Unit* next_unit(bool optimized) {
+    const std::lock_guard lock(mutex_);
+    std::size_t& next = next_[optimized ? 1 : 0];
+    while (next < units_.size() && units_[next].optimized != optimized) ++next;
+    return stop_ || next == units_.size() ? nullptr : &units_[next++];
+  }
+
+  // False when the sweep is to end.
+  bool judge(CaseRunner& runner, const Unit& unit, std::size_t i) {
+    CaseResult row, mutant;
+    const CaseResult* serial = nullptr;
+    const bool with_mutant = request_.mutant != Fault::none;
+    {
+      const std::lock_guard lock(mutex_);
+      if (stop_) return false;
+      before_(report_.cases[i], done_, std::ssize(report_.cases));
+      row = report_.cases[i];
+      if (with_mutant) mutant = report_.cases[i + 1];
+      serial = finished_serial_row(row, i);
+    }
+    const Case& value = case_of(row);
+    // Judged aside, so that an interrupted case stays unreached.
+    if (with_mutant) runner.judge_mutant(value, *unit.trace, request_.mutant, row, mutant);
+    else runner.judge(value, *unit.trace, serial, row);
+
+    const std::lock_guard lock(mutex_);
+    report_.cases[i] = std::move(row);
+    ++done_;
+    if (with_mutant) {
+      report_.cases[i + 1] = std::move(mutant);
+      ++done_;
+    }
+    if (!after_(report_, done_, std::ssize(report_.cases))) stop_ = true;
+    return !stop_;
+  }
+
+  // The judged row of the serial plan of the same settings and column, if it stands shortly before `row`: rows of a setting are neighbours.
+  // It is final, so it may be read without the lock.
+  const CaseResult* finished_serial_row(const CaseResult& row, std::size_t i) const {
+    Case serial = case_of(row);
+    serial.mode = ModeSpec{};
+    const std::string id = case_id(serial);
+    for (std::size_t j = i; j-- > 0 && report_.cases[j].trace == row.trace;) {
+      const CaseResult& other = report_.cases[j];
+      const bool judged = other.status == CaseStatus::passed || other.status == CaseStatus::failed;
+      if (other.id == id && other.executor == row.executor) return judged && !other.digests.empty() ? &other : nullptr;
+    }
+    return nullptr;
+  }
+
+  const SweepRequest& request_;
+  const SweepExecutors& executors_;
+  const Checkpoint& checkpoint_;
+  Report& report_;
+  const BeforeCase& before_;
+  const AfterCase& after_;
+  std::map<std::int64_t, const Case*> cases_;   // by ordinal
+  std::vector<Unit> units_;                     // in the order of their first rows
+  DenseBaselines reference_baselines_, optimized_baselines_;
+
+  std::mutex mutex_;                            // guards what follows, the report and the callbacks
+  std::size_t next_[2] = {0, 0};                // reference, optimized
+  std::map<std::pair<const Trace*, bool>, int> open_units_;
+  std::int64_t done_ = 0;
+  bool stop_ = false;
+  std::exception_ptr failure_;
+};
+
 }  // namespace
 
 std::string_view to_string(ExecutorChoice choice) {
@@ -192,46 +356,7 @@ std::vector<CaseResult> planned_rows(const SweepRequest& request, const std::vec
 
 void run_sweep(const SweepRequest& request, const SweepExecutors& executors, const Checkpoint& checkpoint, Report& report,
                const BeforeCase& before, const AfterCase& after) {
-  std::map<std::int64_t, const SweepCase*> by_ordinal;
-  for (const SweepCase& entry : request.cases) by_ordinal[entry.ordinal] = &entry;
-
-  std::map<std::string_view, std::unique_ptr<CaseRunner>> runners;
-  const auto runner = [&](std::string_view column) -> CaseRunner& {
-    std::unique_ptr<CaseRunner>& found = runners[column];
-    if (!found) {
-      Executor* executor = column == kOptimized ? executors.optimized : executors.reference;
-      if (executor == nullptr) throw InternalError("the sweep has no executor for the column '" + std::string(column) + "'");
-      found = std::make_unique<CaseRunner>(*executor, checkpoint, request.runner);
-    }
-    return *found;
-  };
-
-  const auto total = static_cast<std::int64_t>(report.cases.size());
-  auto done = static_cast<std::int64_t>(std::count_if(report.cases.begin(), report.cases.end(), [](const CaseResult& row) { return !pending(row); }));
-  for (std::size_t i = 0; i < report.cases.size(); ++i) {
-    CaseResult& row = report.cases[i];
-    if (!pending(row)) continue;
-    const auto found = by_ordinal.find(row.ordinal);
-    if (found == by_ordinal.end()) throw InternalError("row " + row.id + " is not a case of the request");
-    const Case& value = found->second->value;
-    const Trace& trace = find_trace(request.traces, value.trace);
-    before(row, done, total);
-    if (request.mutant == Fault::none) {
-      // Judged aside: an interrupted case stays unreached.
-      CaseResult result = row;
-      runner(row.executor).judge(value, trace, report, result);
-      row = std::move(result);
-      ++done;
-    } else {
-      if (row.executor != kReference || i + 1 == report.cases.size()) throw InternalError("row " + row.id + " has no clean partner");
-      CaseResult clean = row, mutant = report.cases[i + 1];
-      runner(kReference).judge_mutant(value, trace, request.mutant, clean, mutant);
-      row = std::move(clean);
-      report.cases[i + 1] = std::move(mutant);
-      done += 2;
-    }
-    if (!after(report, done, total)) return;
-  }
+  SweepLoop(request, executors, checkpoint, report, before, after).run();
 }
 
 }  // namespace loopgauge::harness

@@ -44,9 +44,10 @@ std::vector<SweepCase> shard_cases(const std::vector<SweepCase>& request, const 
 // Identity of the whole request: what runs, on what tokens.
 std::string request_sha256(const SweepRequest& request, const ModelConfig& model);
 
-// Which executors can run. `optimized` may be null, then `device` says why.
+// Which executors can run. Every executor is a lane: it works on one case at a time, all lanes at once. The reference may have several
+// lanes, which share out the processor's threads; without an optimized one `device` says why.
 struct SweepExecutors {
-  Executor* reference = nullptr;
+  std::vector<Executor*> reference;
   Executor* optimized = nullptr;
   std::string device;
 };
@@ -56,12 +57,13 @@ struct SweepExecutors {
 std::vector<CaseResult> planned_rows(const SweepRequest& request, const std::vector<SweepCase>& cases, const SweepExecutors& executors,
                                      const ModelConfig& model);
 
-// Called after every case; `done` and `total` count rows. Returning false ends the sweep early.
-using AfterCase = std::function<bool(const Report& report, std::int64_t done, std::int64_t total)>;
-// Called before every case.
+// Called before and after every case, from one thread at a time; `done` and `total` count rows. Between the two calls of one case there may
+// be calls for others. Returning false from AfterCase ends the sweep early.
 using BeforeCase = std::function<void(const CaseResult& row, std::int64_t done, std::int64_t total)>;
+using AfterCase = std::function<bool(const Report& report, std::int64_t done, std::int64_t total)>;
 
-// Runs every row of `report` that was not reached yet, in order. Throws Interrupted; the report then holds what was finished.
+// Runs every row of `report` that was not reached yet. Rows and their content do not depend on the number of lanes, times aside. Throws
+// Interrupted and what the callbacks throw; the report then holds what was finished.
 void run_sweep(const SweepRequest& request, const SweepExecutors& executors, const Checkpoint& checkpoint, Report& report,
                const BeforeCase& before, const AfterCase& after);
 

@@ -44,7 +44,7 @@ struct SmallSweep {
     }
     request.cases = numbered_cases(cases, request.traces, checkpoint.config);
     reference = reference::make_reference_executor(checkpoint);
-    executors.reference = reference.get();
+    executors.reference = {reference.get()};
     executors.device = "no CUDA device";
   }
 

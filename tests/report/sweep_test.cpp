@@ -101,15 +101,47 @@ TEST(Sweep, DenseHasNoDriftAndOtherSettingsHave) {
 TEST(Sweep, RunsNothingTwice) {
   SmallSweep sweep(small_traces(), {"*/single"});
   Meddler counter(*sweep.reference);
-  sweep.executors.reference = &counter;
+  sweep.executors.reference = {&counter};
   const Report report = sweep.run();
   EXPECT_EQ(counter.runs, static_cast<int>(report.cases.size()));
+}
+
+TEST(Sweep, SeveralLanesGiveTheSameRowsAndRunNothingTwice) {
+  SmallSweep sweep;
+  Report report = sweep.run();
+  const std::vector<CaseResult> expected = report.cases;
+  std::vector<std::unique_ptr<Executor>> executors;
+  std::vector<std::unique_ptr<Meddler>> lanes;
+  sweep.executors.reference.clear();
+  for (int i = 0; i < 4; ++i) {
+    executors.push_back(reference::make_reference_executor(sweep.checkpoint));
+    lanes.push_back(std::make_unique<Meddler>(*executors.back()));
+    sweep.executors.reference.push_back(lanes.back().get());
+  }
+  report = sweep.run();
+  ASSERT_EQ(report.cases.size(), expected.size());
+  for (std::size_t n = 0; n < expected.size(); ++n) EXPECT_EQ(row_text(report.cases[n]), row_text(expected[n]));
+  int runs = 0;
+  for (const auto& lane : lanes) runs += lane->runs;
+  EXPECT_EQ(runs, static_cast<int>(expected.size()));
+}
+
+TEST(Sweep, LaneThatThrowsEndsTheSweepWithItsException) {
+  SmallSweep sweep(small_traces(), {"*/single"});
+  Report report;
+  report.cases = planned_rows(sweep.request, sweep.request.cases, sweep.executors, sweep.checkpoint.config);
+  const std::unique_ptr<Executor> second = reference::make_reference_executor(sweep.checkpoint);
+  sweep.executors.reference.push_back(second.get());
+  const auto before = [](const CaseResult&, std::int64_t, std::int64_t) {};
+  const auto after = [](const Report&, std::int64_t, std::int64_t) -> bool { throw FileError("disk full"); };
+  EXPECT_THROW(run_sweep(sweep.request, sweep.executors, sweep.checkpoint, report, before, after), FileError);
+  EXPECT_LE(count_statuses(report).passed, 2);
 }
 
 TEST(Sweep, SplitAloneRunsSerialAndDenseOnce) {
   SmallSweep sweep(small_traces(), {"split/t1s0q0/single"});
   Meddler counter(*sweep.reference);
-  sweep.executors.reference = &counter;
+  sweep.executors.reference = {&counter};
   EXPECT_EQ(sweep.run().cases.at(0).status, CaseStatus::passed);
   EXPECT_EQ(counter.runs, 3);
 }
@@ -137,6 +169,7 @@ TEST(Sweep, ShardsMergeIntoTheWhole) {
 TEST(Sweep, ContinuesWithUnreachedRowsOnly) {
   SmallSweep sweep(small_traces(), {"*/t1s0q0/*", "*/t0s0q0/*"});
   const Report whole = sweep.run();
+  ASSERT_EQ(verdict(whole), CaseStatus::passed);
   for (std::size_t kept = 0; kept <= whole.cases.size(); ++kept) {
     Report report = whole;
     const std::vector<CaseResult> planned = planned_rows(sweep.request, sweep.request.cases, sweep.executors, sweep.checkpoint.config);
@@ -164,7 +197,7 @@ TEST(Sweep, PlanThatChangesBitsFailsWithTheFirstDivergence) {
   meddler.on_record = [&](RunRecord& record, int submissions, bool) {
     if (submissions > serial_submissions) record.requests[0].hidden[2].data[48 * 4 + 7] += 1.0f;
   };
-  sweep.executors.reference = &meddler;
+  sweep.executors.reference = {&meddler};
   const Report report = sweep.run();
   EXPECT_EQ(row_of(report, "serial/t1s0q0/single").status, CaseStatus::passed);
   const CaseResult& split = row_of(report, "split/t1s0q0/single");
@@ -181,7 +214,7 @@ TEST(Sweep, TapThatChangesTheResultIsNamed) {
   meddler.on_record = [](RunRecord& record, int, bool tapped) {
     if (tapped) record.requests[0].logits.data[3] += 1.0f;
   };
-  sweep.executors.reference = &meddler;
+  sweep.executors.reference = {&meddler};
   const CaseResult row = sweep.run().cases.at(0);
   EXPECT_EQ(row.status, CaseStatus::failed);
   EXPECT_NE(row.reason.find("attaching taps changes the result: first divergence"), std::string::npos) << row.reason;
@@ -192,7 +225,7 @@ TEST(Sweep, RunThatDoesNotRepeatIsNamed) {
   sweep.request.runner.repeat_with_taps = true;
   Meddler meddler(*sweep.reference);
   meddler.on_record = [&](RunRecord& record, int, bool) { record.requests[0].logits.data[3] += static_cast<float>(meddler.runs); };
-  sweep.executors.reference = &meddler;
+  sweep.executors.reference = {&meddler};
   const CaseResult row = sweep.run().cases.at(0);
   EXPECT_EQ(row.status, CaseStatus::failed);
   EXPECT_NE(row.reason.find("two runs of the case differ"), std::string::npos) << row.reason;
@@ -202,7 +235,7 @@ TEST(Sweep, RecordThatBreaksTheSpecificationFailsTheAudit) {
   SmallSweep sweep(small_traces(), {"serial/t1s0q0/several"});
   Meddler meddler(*sweep.reference);
   meddler.on_record = [](RunRecord& record, int, bool) { record.requests[0].active[1].pop_back(); };
-  sweep.executors.reference = &meddler;
+  sweep.executors.reference = {&meddler};
   const CaseResult row = sweep.run().cases.at(0);
   EXPECT_EQ(row.status, CaseStatus::failed);
   EXPECT_EQ(check_of(row, kAuditCheck).status, "failed");
@@ -215,7 +248,7 @@ TEST(Sweep, ExceptionsBecomeTheStatusOfTheirRowAndTheSweepGoesOn) {
     meddler.on_begin = [&] {
       if (meddler.runs == 1) thrower();
     };
-    sweep.executors.reference = &meddler;
+    sweep.executors.reference = {&meddler};
     const Report report = sweep.run();
     EXPECT_EQ(report.cases.at(1).status, CaseStatus::passed);
     *reason = report.cases.at(0).reason;
