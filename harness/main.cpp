@@ -9,6 +9,7 @@
 #include "harness/commands/command.hpp"
 #include "harness/interrupt.hpp"
 #include "harness/provenance.hpp"
+#include "harness/thread_waiting.hpp"
 #include "models/error.hpp"
 
 namespace {
@@ -97,6 +98,7 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  loopgauge::harness::limit_thread_spinning(argv);
   loopgauge::harness::set_command_line(argc, argv);
   loopgauge::harness::install_interrupt_handlers();
   try {
