@@ -12,6 +12,7 @@
 #include "harness/commands/command.hpp"
 #include "harness/commands/common_options.hpp"
 #include "harness/compare/explanation.hpp"
+#include "harness/interrupt.hpp"
 #include "harness/io/dump_file.hpp"
 #include "harness/io/trace_file.hpp"
 #include "harness/planner/planner.hpp"
@@ -99,7 +100,7 @@ class Runs {
   Runs(const Checkpoint& checkpoint, const Trace& trace, const EffectiveConfig& config)
       : checkpoint_(checkpoint), trace_(trace), config_(config) {}
 
-  RunRecord run(const Side& side, Tap& tap, bool keep_record) {
+  RunRecord run(const Side& side, Tap& tap) {
     const std::unique_ptr<Executor> executor = make_executor(side.executor, checkpoint_);
     const Plan plan = make_plan(side.mode, trace_, config_);
     if (const std::string fault = plan_fault(plan, trace_, config_); !fault.empty())
@@ -108,8 +109,25 @@ class Runs {
     options.profile = side.profile;
     options.fault = side.fault;
     options.tap = &tap;
-    options.record = keep_record ? RecordGroups::all() : RecordGroups{.logits = false};
+    options.record = RecordGroups::all();
     return replay_watched(*executor, plan, trace_, config_, options, nullptr);
+  }
+
+  // Runs until the row is captured and no further.
+  void capture(const Side& side, RowCapture& capture) {
+    const std::unique_ptr<Executor> executor = make_executor(side.executor, checkpoint_);
+    RunOptions options;
+    options.profile = side.profile;
+    options.fault = side.fault;
+    options.tap = &capture;
+    options.record = {.logits = false};
+    executor->begin(trace_, config_, options);
+    for (const Submission& submission : make_plan(side.mode, trace_, config_).submissions) {
+      throw_if_interrupted();
+      executor->submit(submission);
+      if (capture.found()) return;
+    }
+    executor->finish();  // an executor may show its rows as late as here
   }
 
  private:
@@ -142,9 +160,9 @@ Finding explain_case(const ExplainOptions& options) {
   finding.actual_side = actual_side.text();
   Runs runs(checkpoint, trace, config);
   RowDigests digests;
-  const RunRecord expected = runs.run(expected_side, digests, true);
+  const RunRecord expected = runs.run(expected_side, digests);
   RowComparer comparer(digests);
-  const RunRecord actual = runs.run(actual_side, comparer, true);
+  const RunRecord actual = runs.run(actual_side, comparer);
   finding.results = compare_records(expected, actual, config.window());
   finding.decision = first_decision(finding.results);
   if (finding.decision) finding.decision_margin_text = decision_margin(*finding.decision, expected, config.values());
@@ -155,8 +173,8 @@ Finding explain_case(const ExplainOptions& options) {
 
   const DivergentRow& row = *finding.row;
   RowCapture on_expected(row.id, kEvidenceBytes), on_actual(row.id, kEvidenceBytes);
-  if (row.expected_submission >= 0) runs.run(expected_side, on_expected, false);
-  if (row.actual_submission >= 0) runs.run(actual_side, on_actual, false);
+  if (row.expected_submission >= 0) runs.capture(expected_side, on_expected);
+  if (row.actual_submission >= 0) runs.capture(actual_side, on_actual);
   finding.expected_row = on_expected.values();
   finding.actual_row = on_actual.values();
   finding.row_difference = row_difference(row.id.operation, finding.expected_row, finding.actual_row,
@@ -216,7 +234,6 @@ std::string number(double value) {
 }
 
 std::string ulp_text(std::uint64_t ulps, UlpFormat format) {
-  if (ulps == kNoUlpDistance) return "no ulp distance";
   return std::to_string(ulps) + (format == UlpFormat::bfloat16 ? " bfloat16 ulp" : " float32 ulp");
 }
 
@@ -251,8 +268,8 @@ void print_row(const Finding& finding) {
   std::cout << "  element     " << d.element << " of " << d.width;
   if (d.head >= 0) std::cout << "  (head " << d.head << ", channel " << d.element_in_head << ")";
   std::cout << "\n  expected    " << number(d.expected) << "\n  actual      " << number(d.actual) << "\n  difference  "
-            << number(static_cast<double>(d.actual) - d.expected) << ", " << ulp_text(d.ulps, d.format) << "\n  in the row  " << d.different
-            << " elements differ, at most by " << number(d.max_abs) << "\n";
+            << number(static_cast<double>(d.actual) - d.expected) << (d.ulps == kNoUlpDistance ? "" : ", " + ulp_text(d.ulps, d.format))
+            << "\n  in the row  " << d.different << " elements differ, at most by " << number(d.max_abs) << "\n";
   const std::int64_t begin = std::max<std::int64_t>(0, d.element - kShownElements);
   const std::int64_t end = std::min<std::int64_t>(
       static_cast<std::int64_t>(std::min(finding.expected_row.size(), finding.actual_row.size())), d.element + kShownElements + 1);

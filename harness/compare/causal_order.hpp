@@ -43,6 +43,9 @@ class CausalOrder {
   CausalKey sealed(int block_end, int phase) const;
   // K/V of `position` at `loop`, `layer`: computed with the row, or read back from the block that holds it.
   CausalKey kv(int position, int loop, int layer) const;
+  // The frontier after the prompt follows from lengths and policy alone: nothing that is computed comes before it.
+  CausalKey frontier(int row) const { return row == 0 ? CausalKey{} : completed(row, kFrontier); }
+  int encoded() const { return encoded_; }
 
  private:
   const RequestRecord& record_;

@@ -127,15 +127,17 @@ RowDifference row_difference(std::string_view tap, std::span<const float> expect
     result.ulps = ulp_distance(expected[i], actual[i], result.format);
   }
   const auto owners = spec::find_tap(tap);
-  const std::string_view shape = owners.empty() ? std::string_view() : owners[0].output->shape;
-  const bool by_projection = tap == "linear.q_proj" || tap == "linear.k_proj" || tap == "linear.v_proj";
-  const int element = static_cast<int>(result.element);
-  if (element >= 0 && (by_projection || shape.find("H, D") != std::string_view::npos)) {
-    result.head = element / model.head_dim;
-    result.element_in_head = element % model.head_dim;
-  } else if (element >= 0 && shape.ends_with("H")) {
-    result.head = element;
-    result.element_in_head = 0;
+  if (owners.empty() || result.element < 0) return result;
+  const spec::OutputSpec& output = *owners[0].output;
+  if (output.format == spec::Format::int32) result.ulps = kNoUlpDistance;
+  const std::string_view shape = output.shape;
+  // Rows of a head lie side by side: "H, D", "H, k", or one value a head. The projections before attention are of that layout too.
+  const bool by_head = shape.find("H,") != std::string_view::npos || shape.ends_with("H") || tap == "linear.q_proj" ||
+                       tap == "linear.k_proj" || tap == "linear.v_proj";
+  const auto per_head = static_cast<std::int64_t>(width) / model.heads;
+  if (by_head && per_head > 0) {
+    result.head = static_cast<int>(result.element / per_head);
+    result.element_in_head = static_cast<int>(result.element % per_head);
   }
   return result;
 }

@@ -87,7 +87,7 @@ class RequestComparer {
   };
 
   RequestComparer(const RequestRecord& expected, const RequestRecord& actual, int request, int window)
-      : e_(expected), a_(actual), request_(request), order_(expected, window) {}
+      : e_(expected), a_(actual), request_(request), order_(expected, window), actual_order_(actual, window) {}
 
   const Found& found(RecordGroup group) const { return found_[static_cast<std::size_t>(group)]; }
 
@@ -230,7 +230,7 @@ class RequestComparer {
     for (std::size_t j = 0; j < count; ++j) {
       const int row_index = static_cast<int>(j) + row_offset;
       const Place place{.position = e_.prompt_length + row_index - 1};
-      CausalKey key = order_.completed(row_index, phase);
+      const CausalKey key = group == RecordGroup::encoded_frontier ? order_.frontier(row_index) : order_.completed(row_index, phase);
       if (same_number(expected[j], actual[j])) {
         ++found_[static_cast<std::size_t>(group)].compared;
         continue;
@@ -460,7 +460,9 @@ class RequestComparer {
     const auto rows = std::min({e.extent(1), a.extent(1), std::int64_t{common_positions()}});
     const auto width = static_cast<std::size_t>(e.extent(2));
     for (int p = 0; p < rows; ++p) {
-      const CausalKey position_key = order_.kv(p, loop, layer);
+      // A position that only one run encoded differs from the encoding on.
+      const bool only_actual = p >= order_.encoded() && p < actual_order_.encoded();
+      const CausalKey position_key = (only_actual ? actual_order_ : order_).kv(p, loop, layer);
       for (int h = 0; h < e.extent(0); ++h) {
         CausalKey key = position_key;
         key.head = h;
@@ -488,7 +490,7 @@ class RequestComparer {
   const RequestRecord& e_;
   const RequestRecord& a_;
   int request_;
-  CausalOrder order_;
+  CausalOrder order_, actual_order_;
   std::array<Found, kGroups.size()> found_;
 };
 

@@ -5,7 +5,8 @@
 // the dependencies of every legal plan: prompt windows ascending, each through loops 1..4; then what completing the prompt produces; then
 // decode rows ascending, each through its loops. Inside one (window or row, loop): scores, active set, then per layer K/V rows and selected
 // keys, then hidden rows, then the gate. After the last loop: logits, token, exit depth, encoded frontier, sealed blocks, and the K/V that
-// those blocks now hold (a record keeps K/V as read at the end, so an encoded position's value belongs to its encoding).
+// those blocks now hold (a record keeps K/V as read at the end, so an encoded position's value belongs to its encoding). The encoded
+// frontier after the prompt follows from lengths alone and comes first.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +39,7 @@ struct Divergence {
   UlpFormat format = UlpFormat::float32;
   std::string note;  // filled when the difference is of shape or length: "shape [4, 8], expected [4, 7]"
 
-  CausalKey key;     // when, in the serial order of the request
+  CausalKey key;  // when, in the serial order of the request
 
   std::string text() const;  // one line naming everything above
 };

@@ -4,13 +4,13 @@
 //     loopgauge-baseline 1
 //     model 4598aa90855a14cf492ab3dfa7c86cd45a49b4b37d2eac42ce741adfbbf876c8
 //     set ci
-//     serial/t0s0q1:rolling:serial_aligned/seven reference digest 0f3a...
+//     serial/t0s0q1:rolling:serial_aligned/seven reference digest 0f3a9d0c11b2e4d7
 //     serial/t0s0q1:rolling:serial_aligned/seven reference kl_mean 0.000612[0.0002,0.0011]
 //     serial/t0s0q1:rolling:serial_aligned/seven reference memory.steady 1830912
 //
 // Three header lines, then one line per case, executor and metric: `<case id> <executor> <metric> <value>`, sorted by bytes, distinct,
-// single spaces. Lines that begin with '#' and blank lines are ignored. A value is a word (digests), an integer (bytes), or a number with
-// its 95 % interval.
+// single spaces. Lines that begin with '#' and blank lines are ignored. A value is the first 16 hex digits of a SHA-256, an integer
+// (bytes), or a number with its 95 % interval.
 #pragma once
 
 #include <compare>
@@ -48,7 +48,7 @@ enum class MetricKind {
 // Throws FileError for a metric that this version does not know.
 MetricKind metric_kind(std::string_view metric);
 
-// Metrics of one row of a report that passed: digest, digest.logits, kl_mean, kl_p99, first_token_kl, same_top1, bits_per_byte,
+// Metrics of one row of a report that passed: digest, digest.logits, kl_mean, first_token_kl, same_top1, bits_per_byte,
 // task_accuracy, memory.steady, memory.peak, as far as the row has them.
 std::map<std::string, std::string> metrics_of(const CaseResult& row);
 

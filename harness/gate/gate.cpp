@@ -154,11 +154,15 @@ GateResult judge_report(const Report& report, const Baseline& baseline) {
 
 std::string gate_text(const GateResult& result) {
   std::string text;
-  int counts[5] = {};
+  int counts[5] = {}, not_run = 0;
   for (const GateCase& judged : result.cases) {
+    if (judged.excused) {
+      ++not_run;
+      continue;
+    }
     ++counts[static_cast<std::size_t>(judged.word)];
     const std::string head = std::string(to_string(judged.word)) + "  " + judged.id + " " + judged.executor;
-    if (judged.metrics.empty() && judged.word != GateWord::unchanged && !judged.excused) {
+    if (judged.metrics.empty() && judged.word != GateWord::unchanged) {
       text += head + (judged.reason.empty() ? "" : ": " + judged.reason) + "\n";
     }
     for (const GateMetric& metric : judged.metrics) {
@@ -171,6 +175,7 @@ std::string gate_text(const GateResult& result) {
   for (int word = 0; word < 5; ++word) {
     text += (word == 0 ? "" : ", ") + std::to_string(counts[word]) + " " + std::string(to_string(static_cast<GateWord>(word)));
   }
+  if (not_run > 0) text += ", " + std::to_string(not_run) + " not run here";
   text += "\n" + std::to_string(result.passed) + " passed, " + std::to_string(result.failed) + " failed, " +
           std::to_string(result.skipped) + " skipped\n";
   return text;

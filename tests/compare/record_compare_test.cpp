@@ -142,6 +142,7 @@ TEST_F(RecordCompare, CausalOrder) {
   const Change active = [](RequestRecord& x) { x.active[0][0] += 1000; };
   const Change codes = [](RequestRecord& x) { x.blocks[0].streams[0].layers[0].k_codes.data[0] ^= 1; };
   const Change keys = [](RequestRecord& x) { x.keys[0].layers[0].data[2] += 1; };
+  const Change frontier = [](RequestRecord& x) { x.encoded_frontier[0] = 0; };
   const Change token = [](RequestRecord& x) { x.tokens[0] += 1; };
 
   const std::vector<std::pair<Change, Change>> pairs{
@@ -156,8 +157,9 @@ TEST_F(RecordCompare, CausalOrder) {
       {keys, hidden(2, 70)},   // which is part of that loop's attention
       {kv(3, 70), hidden(3, 70)},
       {hidden(4, 70), logits(1)},
-      {codes, kv(1, 0)},       // an encoded position reads what its block holds
-      {hidden(4, 63), codes},  // a block is sealed after its window
+      {codes, kv(1, 0)},         // an encoded position reads what its block holds
+      {frontier, hidden(1, 0)},  // which follows from lengths alone
+      {hidden(4, 63), codes},    // a block is sealed after its window
   };
   for (std::size_t i = 0; i < pairs.size(); ++i) {
     actual_ = made_.record;

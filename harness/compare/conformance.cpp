@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "harness/compare/conformance.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <limits>
+#include <span>
+
+#include "harness/compare/drift.hpp"
+#include "models/spec/end_to_end.hpp"
+
+namespace loopgauge::harness {
+
+namespace {
+
+constexpr std::array<std::string_view, kPercentiles.size()> kPercentileNames{"median", "90th percentile", "99th percentile", "99.9th percentile", "maximum"};
+
+std::string number(double value) {
+  char text[40];
+  std::snprintf(text, sizeof text, "%.4g", value);
+  return text;
+}
+
+const PooledDistance* find(const std::vector<PooledDistance>& all, const PooledDistance& like) {
+  const auto found = std::find_if(all.begin(), all.end(), [&](const PooledDistance& d) { return d.metric == like.metric && d.loop == like.loop; });
+  return found == all.end() ? nullptr : &*found;
+}
+
+double ratio_of(double value, double limit) {
+  if (value <= 0.0) return 0.0;
+  return limit > 0.0 ? value / limit : std::numeric_limits<double>::infinity();
+}
+
+void judge_rate(DistanceVerdict& verdict, const PooledDistance& candidate, const PooledDistance* reordered, const PooledDistance* exact) {
+  const auto values = static_cast<double>(candidate.ascending.size());
+  const auto count = [](const PooledDistance* d) { return d == nullptr ? 0.0 : d->mean() * static_cast<double>(d->ascending.size()); };
+  verdict.worst = kPercentiles.size() - 1;
+  verdict.candidate[verdict.worst] = candidate.mean();
+  verdict.reordered[verdict.worst] = reordered == nullptr ? 0.0 : reordered->mean();
+  verdict.exact[verdict.worst] = exact == nullptr ? 0.0 : exact->mean();
+  verdict.limit[verdict.worst] = values == 0.0 ? 0.0 : spec::flip_count_limit(count(reordered), count(exact)) / values;
+}
+
+void judge_percentiles(DistanceVerdict& verdict, const PooledDistance& candidate, const PooledDistance* reordered, const PooledDistance* exact) {
+  const auto values = static_cast<double>(candidate.ascending.size());
+  const bool quadratic = candidate.metric == "kl";
+  for (std::size_t i = 0; i < kPercentiles.size() && !candidate.ascending.empty(); ++i) {
+    const double q = kPercentiles[i];
+    const auto at = [&](const PooledDistance* d) { return d == nullptr || d->ascending.empty() ? 0.0 : d->percentile(q); };
+    verdict.candidate[i] = candidate.percentile(q);
+    verdict.reordered[i] = at(reordered);
+    verdict.exact[i] = at(exact);
+    verdict.limit[i] = spec::distance_limit(values, q, verdict.reordered[i], verdict.exact[i], quadratic);
+  }
+}
+
+DistanceVerdict judge(const PooledDistance& candidate, const Yardstick& yardstick) {
+  const PooledDistance *reordered = find(yardstick.reordered, candidate), *exact = find(yardstick.exact, candidate);
+  DistanceVerdict verdict;
+  verdict.metric = candidate.metric;
+  verdict.loop = candidate.loop;
+  verdict.rate = candidate.is_rate();
+  verdict.values = std::ssize(candidate.ascending);
+  verdict.non_finite = candidate.non_finite;
+  verdict.mean = candidate.mean();
+  verdict.largest = candidate.largest;
+  if (verdict.rate) {
+    judge_rate(verdict, candidate, reordered, exact);
+  } else {
+    judge_percentiles(verdict, candidate, reordered, exact);
+  }
+  for (std::size_t i = 0; i < kPercentiles.size(); ++i) {
+    const double ratio = ratio_of(verdict.candidate[i], verdict.limit[i]);
+    if (ratio > verdict.worst_ratio) {
+      verdict.worst_ratio = ratio;
+      verdict.worst = i;
+    }
+  }
+  verdict.passed = verdict.non_finite == 0 && verdict.worst_ratio <= 1.0;
+  return verdict;
+}
+
+std::string request_text(std::size_t i) { return "request " + std::to_string(i); }
+
+}  // namespace
+
+std::string DistanceVerdict::text() const {
+  std::string text(metric);
+  if (loop >= 0) text += " loop " + std::to_string(loop);
+  text += ": ";
+  if (non_finite > 0) return text + std::to_string(non_finite) + " values are not finite, the first at " + largest.text();
+  text += (rate ? "share " : std::string(kPercentileNames[worst]) + " ") + number(candidate[worst]) + " of " + std::to_string(values) + " values, limit " +
+          number(limit[worst]) + " (reordered " + number(reordered[worst]) + ", double " + number(exact[worst]) + ")";
+  if (!rate) text += ", largest at " + largest.text();
+  return text;
+}
+
+std::vector<DistanceVerdict> judge_distances(const std::vector<PooledDistance>& candidate, const Yardstick& yardstick) {
+  std::vector<DistanceVerdict> verdicts;
+  for (const PooledDistance& distance : candidate) verdicts.push_back(judge(distance, yardstick));
+  return verdicts;
+}
+
+std::vector<DistanceVerdict> judge_teacher_forced_distances(const std::vector<PooledDistance>& candidate, const Yardstick& yardstick) {
+  std::vector<DistanceVerdict> verdicts = judge_distances(candidate, yardstick);
+  for (DistanceVerdict& verdict : verdicts) {
+    const bool of_logits = verdict.metric == "logits" || verdict.metric == "kl" || verdict.metric == "top1";
+    verdict.judged = verdict.non_finite > 0 || (of_logits && verdict.values >= spec::kMinimumTeacherForcedRows);
+    if (!verdict.judged) verdict.passed = true;
+  }
+  return verdicts;
+}
+
+FlipLimits flip_limits(const std::vector<DistanceVerdict>& decision_forced, const PooledDistance* reordered_key_logits) {
+  FlipLimits limits;
+  double gate = 0.0;
+  for (const DistanceVerdict& verdict : decision_forced) {
+    const double largest = verdict.limit.back();
+    if (verdict.metric == "score") limits.score[verdict.loop - 3] = largest;
+    if (verdict.metric == "logits") limits.logit = largest;
+    if (verdict.metric == "gate") gate = std::fmax(gate, largest);
+  }
+  // Slope of the sigmoid at most 1/4, up to four gates (models/spec/exit_step.hpp).
+  limits.exit_probability = 0.25 * kLoops * gate;
+  if (reordered_key_logits != nullptr && !reordered_key_logits->ascending.empty()) {
+    limits.key_logit = spec::distance_limit(static_cast<double>(reordered_key_logits->ascending.size()), 1.0, reordered_key_logits->ascending.back(), 0.0, false);
+  }
+  return limits;
+}
+
+std::vector<FlipVerdict> judge_flips(const Decisions& candidate, const Decisions& reordered) {
+  std::vector<FlipVerdict> verdicts;
+  for (int i = 0; i < kDecisionKinds; ++i) {
+    FlipVerdict verdict;
+    verdict.kind = static_cast<DecisionKind>(i);
+    verdict.decided = candidate.decided[i];
+    if (verdict.decided == 0) continue;
+    for (const Flip& flip : candidate.flips) {
+      if (flip.kind != verdict.kind) continue;
+      ++verdict.flipped;
+      verdict.roots += flip.root;
+      verdict.unexplained += !flip.explained;
+      if (flip.root && flip.explained) verdict.largest_margin = std::fmax(verdict.largest_margin, flip.margin);
+    }
+    verdict.reordered = reordered.flipped(verdict.kind);
+    verdict.limit = spec::flip_count_limit(static_cast<double>(verdict.reordered));
+    verdict.passed = verdict.unexplained == 0 && static_cast<double>(verdict.flipped) <= verdict.limit;
+    verdicts.push_back(verdict);
+  }
+  return verdicts;
+}
+
+std::string forced_decision_difference(const RunRecord& expected, const RunRecord& actual) {
+  for (std::size_t i = 0; i < expected.requests.size(); ++i) {
+    const RequestRecord &e = expected.requests[i], &a = actual.requests[i];
+    const auto fed = static_cast<std::size_t>(e.fed);
+    const auto same_start = [&](const auto& x, const auto& y) {
+      return x.size() >= fed && y.size() >= fed && std::equal(x.begin(), x.begin() + e.fed, y.begin());
+    };
+    if (!same_start(e.tokens, a.tokens)) return request_text(i) + ": tokens are not the forced ones";
+    if (!same_start(e.exit_depths, a.exit_depths)) return request_text(i) + ": exits are not the forced ones";
+    for (std::size_t loop = 3; loop <= 4; ++loop) {
+      if (e.active[loop - 3] != a.active[loop - 3]) return request_text(i) + ", loop " + std::to_string(loop) + ": the active set is not the forced one";
+    }
+    if (e.encoded_frontier != a.encoded_frontier) return request_text(i) + ": encoded frontiers differ";
+    for (std::size_t step = 0; step < std::max(e.keys.size(), a.keys.size()); ++step) {
+      const std::string what = request_text(i) + ", step " + std::to_string(step);
+      if (step >= e.keys.size() || step >= a.keys.size() || e.keys[step].layers.size() != a.keys[step].layers.size()) return what + ": one run selects keys, the other does not";
+      for (std::size_t layer = 0; layer < e.keys[step].layers.size(); ++layer) {
+        if (e.keys[step].layers[layer].data != a.keys[step].layers[layer].data) return what + ", layer " + std::to_string(layer) + ": the keys are not the forced ones";
+      }
+    }
+    if (e.blocks.size() != a.blocks.size()) return request_text(i) + ": " + std::to_string(a.blocks.size()) + " sealed blocks, expected " + std::to_string(e.blocks.size());
+    for (std::size_t block = 0; block < e.blocks.size(); ++block) {
+      const std::string what = request_text(i) + ", block " + std::to_string(block);
+      if (e.blocks[block].positions != a.blocks[block].positions) return what + ": covers other positions";
+      for (std::size_t stream = 0; stream < kLoops; ++stream) {
+        if (e.blocks[block].streams[stream].rows != a.blocks[block].streams[stream].rows) return what + ": stream " + std::to_string(stream + 1) + " holds other rows";
+      }
+    }
+  }
+  return {};
+}
+
+bool all_forced(const Trace& trace) {
+  return std::all_of(trace.requests.begin(), trace.requests.end(), [](const TraceRequest& request) { return request.teacher_forced(); });
+}
+
+Trace forced_trace(const Trace& trace, const RunRecord& reference) {
+  Trace forced = trace;
+  for (std::size_t i = 0; i < forced.requests.size(); ++i) {
+    TraceRequest& request = forced.requests[i];
+    if (request.teacher_forced()) continue;
+    const RequestRecord& record = reference.requests.at(i);
+    request.forced.assign(record.tokens.begin(), record.tokens.begin() + record.fed);
+    request.max_new_tokens = record.fed;
+    request.eos_token_id = -1;
+    request.exit_depths.resize(std::min(request.exit_depths.size(), request.forced.size()));
+  }
+  return forced;
+}
+
+FreeRunVerdict judge_free_run(const Trace& trace, const RunRecord& expected, const RunRecord& actual, double limit, const std::vector<bool>& earlier_flips) {
+  FreeRunVerdict verdict;
+  for (std::size_t i = 0; i < trace.requests.size(); ++i) {
+    if (trace.requests[i].teacher_forced()) continue;
+    ++verdict.requests;
+    const RequestRecord &e = expected.requests.at(i), &a = actual.requests.at(i);
+    const auto [x, y] = std::mismatch(e.tokens.begin(), e.tokens.end(), a.tokens.begin(), a.tokens.end());
+    const auto row = x - e.tokens.begin();
+    verdict.tokens += row;
+    if (x == e.tokens.end() && y == a.tokens.end()) continue;
+    ++verdict.diverged;
+    std::string text = request_text(i) + " leaves the reference at token " + std::to_string(row);
+    bool explained = false;
+    if (x != e.tokens.end() && y != a.tokens.end() && row < (e.logits.empty() ? 0 : e.logits.extent(0)) && row < (a.logits.empty() ? 0 : a.logits.extent(0))) {
+      const auto p = e.logits.row(row), q = a.logits.row(row);
+      const auto lost = static_cast<std::size_t>(*x), come = static_cast<std::size_t>(*y);
+      const double margin = double{p[lost]} - double{p[come]};
+      const double moved = std::fmax(std::fabs(double{q[lost]} - double{p[lost]}), std::fabs(double{q[come]} - double{p[come]}));
+      const double moves = std::fabs(double{q[lost]} - double{p[lost]}) + std::fabs(double{q[come]} - double{p[come]});
+      const bool flips = i < earlier_flips.size() && earlier_flips[i];
+      explained = margin <= moves && (moved <= limit || flips);
+      text += " (" + std::to_string(come) + " instead of " + std::to_string(lost) + "): margin " + number(margin) + ", the two logits moved by " + number(moves) +
+              ", noise up to " + number(limit) + (flips ? ", and other decisions flipped before" : "");
+    } else {
+      text += ": one run ends there";
+    }
+    verdict.unexplained += !explained;
+    if (verdict.text.empty() || (!explained && verdict.unexplained == 1)) verdict.text = text;
+  }
+  return verdict;
+}
+
+}  // namespace loopgauge::harness

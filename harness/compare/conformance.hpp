@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// Judges a candidate run against the reference's run of the same trace and configuration (levels 3 to 5 of the comparison): pure functions
+// over records. Limits are those of models/spec/end_to_end.hpp.
+//
+//   decision_forced   the candidate took the reference's tokens and decisions: arithmetic alone. Every distance is judged.
+//   teacher_forced    the reference's tokens, own decisions: logits, KL and top-1 are judged where there are enough rows; decisions that
+//                     differ are explained one by one, and their number is judged against that of the reordered reference.
+//   free_run          own tokens: the first token that differs, with its margin.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "harness/compare/distances.hpp"
+#include "harness/compare/flips.hpp"
+#include "models/run_record.hpp"
+#include "models/trace.hpp"
+
+namespace loopgauge::harness {
+
+// Distances of two other runs from the reference, taken like the candidate's: the yardstick and the floor.
+struct Yardstick {
+  std::vector<PooledDistance> reordered;  // profile `reordered`
+  std::vector<PooledDistance> exact;      // profile `double`, decision-forced
+};
+
+// One metric and loop of the candidate. Percentiles are in the order of kPercentiles; a rate has its mean alone, in the last place.
+struct DistanceVerdict {
+  std::string_view metric;
+  int loop = -1;
+  bool rate = false;
+  std::int64_t values = 0;
+  std::int64_t non_finite = 0;
+  double mean = 0.0;
+  std::array<double, kPercentiles.size()> candidate{}, reordered{}, exact{}, limit{};
+  std::size_t worst = 0;        // index of the percentile nearest to its limit, or farthest above
+  double worst_ratio = 0.0;     // candidate / limit there; 0 when both are 0, infinite when only the limit is
+  bool judged = true;           // false: stated only
+  bool passed = true;           // true when not judged
+  DistancePlace largest;
+  std::string text() const;     // "k loop 2: 99th percentile 0.0123 of 840 values, limit 0.0115 (reordered 0.00766, double 0.0101), largest at ..."
+};
+
+// Every metric of `candidate`, judged.
+std::vector<DistanceVerdict> judge_distances(const std::vector<PooledDistance>& candidate, const Yardstick& yardstick);
+// Teacher-forced: logits, kl and top1 are judged, and from kMinimumTeacherForcedRows rows on; everything else is stated.
+std::vector<DistanceVerdict> judge_teacher_forced_distances(const std::vector<PooledDistance>& candidate, const Yardstick& yardstick);
+
+// Noise of the compared values of decisions, from decision-forced verdicts (and the key logits, which loop 2 computes before anything is
+// sparse, from the reordered run's).
+FlipLimits flip_limits(const std::vector<DistanceVerdict>& decision_forced, const PooledDistance* reordered_key_logits);
+
+// Flips of one kind.
+struct FlipVerdict {
+  DecisionKind kind = DecisionKind::token;
+  std::int64_t decided = 0, flipped = 0, roots = 0, unexplained = 0;
+  std::int64_t reordered = 0;   // flips of the reordered reference
+  double limit = 0.0;           // of `flipped`
+  double largest_margin = 0.0;  // of explained roots
+  bool passed = true;           // nothing unexplained, within the limit
+};
+// Kinds that were decided at all. `candidate` must have been explained.
+std::vector<FlipVerdict> judge_flips(const Decisions& candidate, const Decisions& reordered);
+
+// What a decision-forced run did not take over: the first difference in tokens, active sets, keys, exits, frontiers or encoded rows, as a
+// sentence; empty when all are the reference's.
+std::string forced_decision_difference(const RunRecord& expected, const RunRecord& actual);
+
+// The trace with the tokens that `reference` emitted forced upon requests that ran freely; its record is then that of a forced run, except
+// for the last token, which is emitted but not forwarded.
+Trace forced_trace(const Trace& trace, const RunRecord& reference);
+// True when every request of the trace is forced.
+bool all_forced(const Trace& trace);
+
+// The free-running requests of a trace: where the candidate's tokens leave the reference's.
+struct FreeRunVerdict {
+  std::int64_t requests = 0, tokens = 0;  // free requests, and tokens compared up to their first difference
+  std::int64_t diverged = 0, unexplained = 0;
+  std::string text;                       // the first divergence: its margin and what the two logits moved by
+};
+// `limit`: largest move of a logit that counts as noise. Flips of other decisions before the divergence widen it: `earlier_flips`, by
+// request, says whether there are any that are explained.
+FreeRunVerdict judge_free_run(const Trace& trace, const RunRecord& expected, const RunRecord& actual, double limit,
+                              const std::vector<bool>& earlier_flips);
+
+}  // namespace loopgauge::harness
