@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <limits>
@@ -148,6 +149,33 @@ Handle string_transfer() {
   constexpr std::size_t kConversionBytes = 16384;
   Handle transfer = own(H5Pcreate(H5P_DATASET_XFER), H5Pclose);
   if (!transfer || H5Pset_buffer(transfer.get(), kConversionBytes, nullptr, nullptr) < 0) {
+    throw InternalError("HDF5 layer: transfer properties" + hdf5_reason());
+  }
+  return transfer;
+}
+
+// Memory that the strings of one dataset may take while they are read.
+struct StringBudget {
+  std::size_t left = 0;
+  bool exceeded = false;
+};
+
+void* allocate_string(std::size_t bytes, void* budget_pointer) {
+  auto& budget = *static_cast<StringBudget*>(budget_pointer);
+  if (bytes > budget.left) {
+    budget.exceeded = true;
+    return nullptr;
+  }
+  budget.left -= bytes;
+  return std::malloc(bytes);
+}
+
+void free_string(void* text, void*) { std::free(text); }
+
+// The same for reading within `budget`, which must outlive the result.
+Handle string_transfer(StringBudget& budget) {
+  Handle transfer = string_transfer();
+  if (H5Pset_vlen_mem_manager(transfer.get(), allocate_string, &budget, free_string, &budget) < 0) {
     throw InternalError("HDF5 layer: transfer properties" + hdf5_reason());
   }
   return transfer;
@@ -540,16 +568,14 @@ Tensor<T> Dataset::read() const {
   tensor.shape = extents;
   const std::int64_t count = element_count();
   if constexpr (std::is_same_v<T, std::string>) {
-    hsize_t bytes = 0;
     const bool variable = H5Tis_variable_str(type.get()) > 0;
-    if (variable && count > 0 && H5Dvlen_get_buf_size(id(), type.get(), space.get(), &bytes) < 0) {
-      fail("its strings cannot be measured" + hdf5_reason());
-    }
-    if (bytes > static_cast<hsize_t>(64 * kMaxStringBytes)) fail("holds " + std::to_string(bytes) + " bytes of strings, which is too much");
-    const Handle transfer = variable ? string_transfer() : Handle();
+    StringBudget budget{static_cast<std::size_t>(64 * kMaxStringBytes)};
+    const Handle transfer = variable ? string_transfer(budget) : Handle();
     const hid_t properties = variable ? transfer.get() : H5P_DEFAULT;
-    tensor.data = read_strings(*this, "the dataset", type.get(), space.get(), count, [this, properties](hid_t memory, void* into) {
-      return H5Dread(id(), memory, H5S_ALL, H5S_ALL, properties, into);
+    tensor.data = read_strings(*this, "the dataset", type.get(), space.get(), count, [this, properties, &budget](hid_t memory, void* into) {
+      const herr_t status = H5Dread(id(), memory, H5S_ALL, H5S_ALL, properties, into);
+      if (budget.exceeded) fail("holds more than " + std::to_string(64 * kMaxStringBytes) + " bytes of strings, which is too much");
+      return status;
     });
   } else {
     tensor.data.resize(static_cast<std::size_t>(count));
