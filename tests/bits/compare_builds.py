@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Builds the program several ways and compares the digests of every dump of a set: the reference's bits must not depend on compiler,
-optimization level, instruction set or thread count, nor on the plan.
+optimization level, instruction set or thread count.
 
-    compare_builds.py --source DIR --work DIR --set NAME [--builds gcc-O3,clang-O0,...] [--program PATH]
+    compare_builds.py --source DIR --work DIR --set NAME [--filter GLOB] [--builds gcc-O3,clang-O0,...] [--program PATH] [--golden FILE]
 
---program names a finished build whose digests join the comparison. Exit status: 0 all equal, 1 a digest differs, 2 a build or a run failed,
-77 fewer than two builds are possible here (skipped, says why).
+--program names a finished build whose digests join the comparison; --filter is that of `loopgauge sweep`; --golden names a committed
+baseline: where that file exists, the digests must also be those that it records. Exit status: 0 all equal, 1 a digest differs, 2 a build
+or a run failed or the arguments are wrong, 77 fewer than two builds are possible here (skipped, says why).
 """
 import argparse
 import json
@@ -14,6 +15,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 
 # name -> (C++ compiler, C++ flags, threads)
 BUILDS = {
@@ -28,6 +30,7 @@ BUILDS = {
 
 
 def build(name, source, work):
+    """path of the program built as `name` says"""
     compiler, flags, _ = BUILDS[name]
     folder = os.path.join(work, "build-" + name.removesuffix("-threads2"))
     program = os.path.join(folder, "harness", "loopgauge")
@@ -48,16 +51,30 @@ def digests(program, name, threads, arguments, work):
     """case id -> digest over all groups, of the reference's rows"""
     report = os.path.join(work, name + ".h5")
     environment = dict(os.environ, OMP_NUM_THREADS=str(threads))
-    swept = subprocess.run([program, "sweep", "--set", arguments.set, "--executor", "reference", "--report", report],
-                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    command = [program, "sweep", "--set", arguments.set, "--executor", "reference", "--report", report]
+    if arguments.filter:
+        command += ["--filter", arguments.filter]
+    begin = time.monotonic()
+    swept = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    print(f"{name}: swept in {time.monotonic() - begin:.0f} s", flush=True)
     if swept.returncode:
         print(f"{name}: sweep failed\n{swept.stdout[-4000:]}")
         sys.exit(2)
-    shown = subprocess.run([program, "report", report, "--json"], stdout=subprocess.PIPE, text=True, env=environment)
+    shown = subprocess.run([program, "report", report, "--json"], stdout=subprocess.PIPE, text=True, env=environment, check=True)
     found = {}
     for case in json.loads(shown.stdout)["cases"]:
         groups = {row["group"]: row["sha256"] for row in case["tables"]["digests"]}
         found[case["id"]] = groups["all"]
+    return found
+
+
+def golden_digests(path):
+    """case id -> the beginning of the digest over all groups that the baseline `path` records for the reference"""
+    found = {}
+    with open(path, encoding="utf-8") as lines:
+        for words in map(str.split, lines):
+            if len(words) == 4 and words[1:3] == ["reference", "digest"]:
+                found[words[0]] = words[3]
     return found
 
 
@@ -66,11 +83,16 @@ def main():
     parser.add_argument("--source", required=True)
     parser.add_argument("--work", required=True)
     parser.add_argument("--set", default="smoke")
+    parser.add_argument("--filter")
     parser.add_argument("--builds", default=",".join(BUILDS))
     parser.add_argument("--program")
+    parser.add_argument("--golden")
     arguments = parser.parse_args()
 
     wanted = arguments.builds.split(",")
+    for name in wanted:
+        if name not in BUILDS:
+            parser.error(f"'{name}' is none of the builds {', '.join(BUILDS)}")
     usable = [name for name in wanted if shutil.which(BUILDS[name][0])]
     for name in wanted:
         if name not in usable:
@@ -96,7 +118,19 @@ def main():
             if not found[case] or found[case] != results[first][case]:
                 different += 1
                 print(f"{case}: {name} {found[case] or 'no digest'}, {first} {results[first][case]}")
-    print(f"{len(results[first])} cases x {len(results)} builds ({', '.join(results)}): {different} differences")
+    golden_text = "no golden file"
+    if arguments.golden and os.path.exists(arguments.golden):
+        golden = golden_digests(arguments.golden)
+        known = sorted(golden.keys() & results[first].keys())
+        golden_text = f"{len(known)} of the cases in {os.path.basename(arguments.golden)}"
+        if not known:
+            different += 1
+            print(f"{arguments.golden} records the digest of none of these cases: it cannot confirm them")
+        for case in known:
+            if not results[first][case].startswith(golden[case]):
+                different += 1
+                print(f"{case}: {first} {results[first][case]}, golden {golden[case]}")
+    print(f"{len(results[first])} cases x {len(results)} builds ({', '.join(results)}), {golden_text}: {different} differences")
     return 1 if different else 0
 
 
