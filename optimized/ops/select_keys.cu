@@ -133,8 +133,10 @@ __global__ void __launch_bounds__(kThreads) select_keys_kernel(SelectKeysArgumen
   }
   for (int page = threadIdx.x; page < pages; page += kThreads) {
     std::uint64_t equal = equal_masks[page];
-    const std::uint32_t before = equal_before[page];
+    std::uint32_t before = equal_before[page];
     std::uint64_t taken = 0;
+    if (arguments.kernel_fault == KernelFault::threshold_tie_by_arrival)
+      before = carried - before - static_cast<std::uint32_t>(__popcll(equal));
     for (std::uint32_t i = before; i < remaining && equal != 0; ++i) {
       const std::uint64_t lowest = equal & (~equal + 1);
       taken |= lowest;

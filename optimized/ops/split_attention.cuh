@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "models/fault.hpp"
+#include "optimized/kv/kernel_fault.hpp"
 #include "optimized/kv/kv_layout.hpp"
 #include "optimized/kv/numeric_fault.hpp"
 #include "optimized/kv/reference_store.hpp"
@@ -57,6 +58,7 @@ struct Arguments {
   std::uint64_t* numeric_fault;
   Partials partials;
   Fault fault;
+  KernelFault kernel_fault;
 };
 
 #ifdef __CUDACC__
@@ -113,6 +115,7 @@ struct PageReader {
   int loop;
   int own_row;  // row of the query's own position in this page, or -1
   Fault fault;
+  KernelFault kernel_fault;
 
   __device__ __forceinline__ int plane(int row) const {
     return fault == Fault::loop_off_by_one && row != own_row && loop > 1 ? loop - 1 : loop;
@@ -129,7 +132,8 @@ struct PageReader {
   }
   __device__ __forceinline__ bool present(int row, int stream) const { return (map->active[stream - 1] >> row) & 1u; }
   __device__ __forceinline__ int compact_row(int row, int stream) const {
-    const int compact = static_cast<int>(map->rank[stream - 1]) + bits_below(map->active[stream - 1], row);
+    const int place = kernel_fault == KernelFault::wrong_compact_rank ? row : bits_below(map->active[stream - 1], row);
+    const int compact = static_cast<int>(map->rank[stream - 1]) + place;
     return min(compact, static_cast<int>(map->rows[stream - 1]) - 1);  // the bound matters to a planted fault only
   }
 };
@@ -236,6 +240,7 @@ __device__ __forceinline__ void dot_stream(const PageReader& page, int stream, c
         dot = __fmaf_rn(folded[8 * w + 5], shifted_code<1>(high), dot);
         dot = __fmaf_rn(folded[8 * w + 6], shifted_code<2>(high), dot);
         dot = __fmaf_rn(folded[8 * w + 7], shifted_code<3>(high), dot);
+        if (page.kernel_fault == KernelFault::half_precision_stream_dots) dot = __half2float(__float2half_rn(dot));
       }
 #pragma unroll
       for (int width = kRowLanes / 2; width > 0; width /= 2) dot = __fadd_rn(dot, __shfl_xor_sync(~0u, dot, width));
@@ -368,7 +373,10 @@ __global__ void __launch_bounds__(kThreads, 4) split_attention_kernel(Arguments 
   const int part = lane % kRowLanes;
   std::uint8_t* list = lists[warp];
 
-  const std::size_t state = kSelected || kPurpose == Purpose::statistics ? reference_index(shape, row.reference, arguments.layer, head) : 0;
+  const int reference_slot =
+      kPurpose == Purpose::correction && arguments.kernel_fault == KernelFault::stale_reference_slot ? row.reference ^ 1 : row.reference;
+  const std::size_t state =
+      kSelected || kPurpose == Purpose::statistics ? reference_index(shape, reference_slot, arguments.layer, head) : 0;
   float* logits = nullptr;
   if constexpr (kPurpose == Purpose::statistics || kPurpose == Purpose::contribution) {
     logits = arguments.logits + (static_cast<std::int64_t>(row_index) * shape.heads + head) * arguments.logit_stride;
@@ -389,7 +397,14 @@ __global__ void __launch_bounds__(kThreads, 4) split_attention_kernel(Arguments 
                       head,
                       row.loop,
                       row.position / kPageTokens == page ? row.position % kPageTokens : -1,
-                      arguments.fault};
+                      arguments.fault,
+                      arguments.kernel_fault};
+  };
+
+  const auto encoded_rows = [&](int page) {
+    int frontier = row.encoded_frontier;
+    if (arguments.kernel_fault == KernelFault::tail_read_as_encoded && request.pages[page].base_payload != 0) frontier += kPageTokens;
+    return page_mask(page, 0, frontier);
   };
 
   float maximum = kMinusInfinity;
@@ -418,7 +433,7 @@ __global__ void __launch_bounds__(kThreads, 4) split_attention_kernel(Arguments 
       __syncwarp();
       if (keys != 0) {
         const PageReader reader = page_of(page);
-        const std::uint64_t encoded = keys & page_mask(page, 0, row.encoded_frontier);
+        const std::uint64_t encoded = keys & encoded_rows(page);
         const std::uint64_t tail = keys & ~encoded;
         if (tail != 0) {
           const int count = list_bits(tail, list, lane);
@@ -486,7 +501,7 @@ __global__ void __launch_bounds__(kThreads, 4) split_attention_kernel(Arguments 
     }
     __syncwarp();
     const PageReader reader = page_of(page);
-    const std::uint64_t encoded = keys & page_mask(page, 0, row.encoded_frontier);
+    const std::uint64_t encoded = keys & encoded_rows(page);
     const std::uint64_t tail = keys & ~encoded;
     if (encoded != 0) {
       const int count = list_bits(encoded, list, lane);

@@ -182,7 +182,7 @@ void History::encode(const std::vector<PositionRange>& blocks) {
   DeviceArray<optimized::EncodeTask> device_tasks(allocator_, tasks);
   optimized::residual_encode({cache_->view(), device_tasks.data(), static_cast<int>(tasks.size()), numeric_fault(), Fault::none}, stream());
   LOOPGAUGE_CUDA_CHECK(cudaDeviceSynchronize());
-  for (int loop = 1; loop <= kLoops; ++loop) cache_->release_planes(request_, loop, {0, frontier_});
+  for (int loop = 1; loop <= kLoops && !shape_.keep_planes; ++loop) cache_->release_planes(request_, loop, {0, frontier_});
   cache_->upload();
 }
 
@@ -289,6 +289,10 @@ void ErrorCheck::add(const spec::Tolerance& tolerance, const spec::Element& elem
     largest_ = ratio;
     largest_where_ = where + ": expected " + std::to_string(element.expected) + ", actual " + std::to_string(actual);
   }
+}
+
+bool ErrorCheck::within(double share) const {
+  return count_ > 0 && largest_ <= 1.0 && static_cast<double>(differing_) <= share * static_cast<double>(count_);
 }
 
 void ErrorCheck::expect_within(const std::string& what, double share) const {

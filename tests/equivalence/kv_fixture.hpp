@@ -72,7 +72,8 @@ struct HistoryShape {
   bool dense = false;     // instead: every row executes every loop
   int max_loop = kLoops;  // later planes are not written (a prefill in progress)
   std::uint32_t seed = 1;
-  bool fragmented = false;  // pages come from a shuffled free list with other requests between
+  bool keep_planes = false;  // encode() leaves the BF16 pages, as a batch that crosses a boundary needs
+  bool fragmented = false;   // pages come from a shuffled free list with other requests between
 };
 
 class History {
@@ -137,6 +138,7 @@ class ErrorCheck {
   void add(const spec::Tolerance& tolerance, const spec::Element& element, double actual, const std::string& where);
   // Expects every ratio <= 1 and, where `share` is given, that at most this share differs.
   void expect_within(const std::string& what, double share = 1.0) const;
+  bool within(double share) const;
 
  private:
   double largest_ = 0.0;

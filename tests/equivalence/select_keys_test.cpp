@@ -49,7 +49,8 @@ constexpr int kHeads = 3;
 constexpr int kMaxLength = 4500;
 
 // logits [rows][heads][length of the row], row i in reference slot `slots[i]`.
-Selection run(const std::vector<std::vector<std::vector<float>>>& logits, int bp, const std::vector<int>& slots, int layer) {
+Selection run(const std::vector<std::vector<std::vector<float>>>& logits, int bp, const std::vector<int>& slots, int layer,
+              optimized::KernelFault kernel_fault = optimized::KernelFault::none) {
   optimized::DeviceAllocator allocator = poisoning_allocator();
   const optimized::KvShape shape{2, kHeads, 64};
   const int slot_count = *std::max_element(slots.begin(), slots.end()) + 1;
@@ -76,7 +77,8 @@ Selection run(const std::vector<std::vector<std::vector<float>>>& logits, int bp
                           .logits = device_logits.data(),
                           .logit_stride = stride,
                           .reference = view,
-                          .numeric_fault = fault.data()},
+                          .numeric_fault = fault.data(),
+                          .kernel_fault = kernel_fault},
                          nullptr);
   Selection result;
   result.fault = fault.download().front();
@@ -140,6 +142,17 @@ TEST(SelectKeysDevice, NonFiniteLogitsAreReported) {
     EXPECT_EQ(fault.position, 199);
     EXPECT_EQ(fault.head, 2);
   }
+}
+
+TEST(SelectKeysDevice, TiesByArrivalAreDetected) {
+  LOOPGAUGE_REQUIRE_DEVICE();
+  const std::vector<std::vector<std::vector<float>>> logits(1, std::vector<std::vector<float>>(kHeads, std::vector<float>(200, 1.0f)));
+  std::vector<int> first(20);
+  for (int i = 0; i < 20; ++i) first[static_cast<std::size_t>(i)] = i;
+  EXPECT_EQ(run(logits, 1000, {0}, 1).keys[0], first);
+  const auto last = run(logits, 1000, {0}, 1, optimized::KernelFault::threshold_tie_by_arrival).keys[0];
+  EXPECT_EQ(last.size(), 20u);
+  EXPECT_NE(last, first);
 }
 
 }  // namespace
