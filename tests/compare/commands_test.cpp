@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+// explain and gate as a shell runs them.
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/harness_cli/process.hpp"
+
+namespace loopgauge::test {
+namespace {
+
+using nlohmann::json;
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+TEST(ExplainCommand, PlansOfOneCaseAreIdentical) {
+  const ProcessResult result = run_program({"explain", "split/t1s1q1:rolling:serial_aligned/seven"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_TRUE(contains(result.out, "serial plan\nactual    reference executor, declared profile, split plan")) << result.out;
+  EXPECT_TRUE(contains(result.out, " 0 differ")) << result.out;
+  EXPECT_TRUE(result.out.ends_with("identical\n")) << result.out;
+}
+
+TEST(ExplainCommand, NamesTheOperationThatAPlantedFaultChanges) {
+  const ProcessResult result = run_program({"explain", "serial/t0s0q0/seven", "--mutant", "swapped_norms", "--output", "json"});
+  EXPECT_EQ(result.exit_code, 1) << result.err;
+  const json found = json::parse(result.out);
+  EXPECT_FALSE(found["identical"]);
+  EXPECT_FALSE(found["result_is_first"]);
+  EXPECT_EQ(found["first_row"]["operation"], "rms_norm.input_layernorm_2");
+  EXPECT_EQ(found["first_row"]["loop"], 1);
+  EXPECT_EQ(found["first_row"]["layer"], 0);
+  EXPECT_EQ(found["first_row"]["position"], 0);
+  EXPECT_TRUE(contains(found["first_row"]["clauses"], "S-RMS-1"));
+  EXPECT_EQ(found["first_row"]["expected_row"].size(), 384u);
+  EXPECT_EQ(found["first_row"]["expected_row"][found["first_row"]["element"].get<std::size_t>()], found["first_row"]["expected"]);
+}
+
+TEST(ExplainCommand, AFaultThatNoOperationRowShowsFirstIsNamedByItsResult) {
+  const ProcessResult result = run_program({"explain", "serial/t1s0q0/seven", "--mutant", "double_final_norm", "--output", "json"});
+  EXPECT_EQ(result.exit_code, 1) << result.err;
+  const json found = json::parse(result.out);
+  EXPECT_TRUE(found["result_is_first"]);
+  EXPECT_EQ(found["first_result"]["group"], "hidden");
+  EXPECT_EQ(found["first_result"]["loop"], 3);
+  EXPECT_TRUE(contains(found["first_result"]["clauses"], "S-TSEL-7"));
+}
+
+TEST(ExplainCommand, AnotherProfileDiffersByRounding) {
+  const ProcessResult result = run_program({"explain", "serial/t0s0q0/seven", "--against-profile", "reordered"});
+  EXPECT_EQ(result.exit_code, 1) << result.err;
+  EXPECT_TRUE(contains(result.out, "reordered profile")) << result.out;
+  EXPECT_TRUE(contains(result.out, "difference")) << result.out;
+}
+
+TEST(ExplainCommand, TwoDumps) {
+  const TemporaryFolder folder;
+  const std::string a = folder / "a.h5", b = folder / "b.h5", c = folder / "c.h5";
+  ASSERT_EQ(run_program({"run", "serial/t1s0q0/seven", "--dump", a}).exit_code, 0);
+  ASSERT_EQ(run_program({"run", "split/t1s0q0/seven", "--dump", b}).exit_code, 0);
+  ASSERT_EQ(run_program({"run", "serial/t1s0q0/seven", "--dump", c, "--mutant", "aliased_hidden_rows"}).exit_code, 0);
+  const ProcessResult same = run_program({"explain", a, b});
+  EXPECT_EQ(same.exit_code, 0) << same.err << same.out;
+  const ProcessResult different = run_program({"explain", a, c});
+  EXPECT_EQ(different.exit_code, 1) << different.err;
+  EXPECT_TRUE(contains(different.out, "scores/loop4: request 0 loop 4 position 1")) << different.out;
+  EXPECT_TRUE(contains(different.out, "S-TSEL-3")) << different.out;
+}
+
+TEST(ExplainCommand, BadRequestsHaveTheirExitCodes) {
+  EXPECT_EQ(run_program({"explain"}).exit_code, 2);
+  EXPECT_EQ(run_program({"explain", "no-such-case"}).exit_code, 2);
+  EXPECT_EQ(run_program({"explain", "serial/t0s0q0/no-such-trace"}).exit_code, 3);
+  EXPECT_EQ(run_program({"explain", "serial/t0s0q0/seven", "--mutant", "no_such_fault"}).exit_code, 2);
+  const ProcessResult two = run_program({"explain", "serial/t0s0q0/seven", "--mutant", "swapped_norms", "--against-profile", "reordered"});
+  EXPECT_EQ(two.exit_code, 2);
+  EXPECT_TRUE(contains(two.err, "give one of")) << two.err;
+  const ProcessResult same = run_program({"explain", "serial/t0s0q0/seven", "--against-mode", "serial"});
+  EXPECT_EQ(same.exit_code, 2);
+  EXPECT_TRUE(contains(same.err, "both runs would be the same")) << same.err;
+  EXPECT_EQ(run_program({"explain", "a.h5", "b.h5"}).exit_code, 3);
+  const ProcessResult useless = run_program({"explain", "a.h5", "b.h5", "--mutant", "swapped_norms"});
+  EXPECT_EQ(useless.exit_code, 2);
+  EXPECT_TRUE(contains(useless.err, "no effect on two dump files")) << useless.err;
+}
+
+TEST(GateCommand, SweepUpdateGateAndARegression) {
+  const TemporaryFolder folder;
+  const std::string report = folder / "r.h5", baseline = folder / "b.txt";
+  ASSERT_EQ(
+      run_program({"sweep", "--set", "smoke", "--filter", "serial/t?s0q0/seven", "--executor", "reference", "--report", report}).exit_code,
+      0);
+
+  const ProcessResult absent = run_program({"gate", report, "--baseline", baseline});
+  EXPECT_EQ(absent.exit_code, 3);
+  EXPECT_TRUE(contains(absent.err, "no such baseline")) << absent.err;
+
+  const ProcessResult update = run_program({"gate", report, "--baseline", baseline, "--update"});
+  ASSERT_EQ(update.exit_code, 0) << update.err;
+  const std::string text = read_file(baseline);
+  EXPECT_TRUE(text.starts_with("loopgauge-baseline 1\nmodel ")) << text;
+
+  const ProcessResult same = run_program({"gate", report, "--baseline", baseline});
+  EXPECT_EQ(same.exit_code, 0) << same.out;
+  EXPECT_TRUE(same.out.ends_with("2 passed, 0 failed, 0 skipped\n")) << same.out;
+
+  // One digit of one digest.
+  std::string other = text;
+  const std::size_t at = other.find(" reference digest ") + 18;
+  other[at] = other[at] == '0' ? '1' : '0';
+  write_file(baseline, other);
+  const ProcessResult regression = run_program({"gate", report, "--baseline", baseline});
+  EXPECT_EQ(regression.exit_code, 1);
+  EXPECT_TRUE(regression.out.starts_with("regression  serial/t0s0q0/seven reference digest: ")) << regression.out;
+  EXPECT_TRUE(regression.out.ends_with("1 passed, 1 failed, 0 skipped\n")) << regression.out;
+
+  // A case that the report lacks.
+  write_file(baseline, text + "split/t0s0q0/seven reference kl_mean 0\n");
+  const ProcessResult missing = run_program({"gate", report, "--baseline", baseline});
+  EXPECT_EQ(missing.exit_code, 5);
+  EXPECT_TRUE(contains(missing.out, "missing  split/t0s0q0/seven reference: the report lacks this case")) << missing.out;
+
+  write_file(baseline, "not a baseline\n");
+  EXPECT_EQ(run_program({"gate", report, "--baseline", baseline}).exit_code, 3);
+  EXPECT_EQ(run_program({"gate", folder / "none.h5", "--baseline", baseline}).exit_code, 3);
+  EXPECT_EQ(run_program({"gate", report}).exit_code, 2);
+}
+
+TEST(GateCommand, AMutantsReportIsNeverABaseline) {
+  const TemporaryFolder folder;
+  const std::string report = folder / "m.h5", baseline = folder / "b.txt";
+  EXPECT_EQ(run_program({"sweep", "--set", "smoke", "--filter", "serial/t0s0q0/seven", "--mutant", "swapped_norms", "--report", report})
+                .exit_code,
+            1);
+  const ProcessResult update = run_program({"gate", report, "--baseline", baseline, "--update"});
+  EXPECT_EQ(update.exit_code, 2) << update.out << update.err;
+  EXPECT_FALSE(std::filesystem::exists(baseline));
+}
+
+}  // namespace
+}  // namespace loopgauge::test
