@@ -185,6 +185,7 @@ void ForwardPass::attention(const RowBatch& batch, int layer, KvCache& kv, const
     arguments.positions = (batch.mask_positions.empty() ? positions_ : mask_positions_).as<std::int32_t>();
     arguments.tiles = tiles_.as<PrefillTile>();
     arguments.tile_count = tile_count_;
+    arguments.encoded_history = std::any_of(batch.segments.begin(), batch.segments.end(), [](const PrefillSegment& s) { return s.encoded_frontier > 0; });
     arguments.output = attended_.as<Bfloat16>();
     arguments.fault = context_.fault;
     attention_prefill(arguments, context_.stream);
