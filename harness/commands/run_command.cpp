@@ -244,7 +244,8 @@ void add_run_command(CLI::App& app, int& exit_code) {
                    "Groups of the dump, separated by commas: tokens, logits, hidden, gate, exit_depths, scores, active, keys, mass, kv, "
                    "encoded_frontier, codec")
       ->type_name("GROUPS")
-      ->delimiter(',');
+      ->delimiter(',')
+      ->allow_extra_args(false);
   command->add_flag("--digest", options->digest, "Print SHA-256 digests of all results: equal digests mean equal bits");
   command->add_option("--output", options->output, "console, json")->type_name("FORMAT")->capture_default_str();
   command->footer(
