@@ -94,7 +94,8 @@ void select_executors(Sweep& sweep, int jobs) {
   if (sweep.request.executors == ExecutorChoice::optimized && !device.available) {
     throw UnsupportedError("--executor optimized: " + device.description + "; --executor reference needs no device");
   }
-  if (sweep.request.executors != ExecutorChoice::optimized) {
+  // The optimized column is compared with the reference, so it needs one even where no reference column is asked for.
+  if (sweep.request.executors != ExecutorChoice::optimized || device.available) {
     const int lanes = jobs > 0 ? jobs : std::min(host_info().threads, kMostDefaultLanes);
     for (int i = 0; i < lanes; ++i) {
       sweep.reference.push_back(reference::make_reference_executor(sweep.checkpoint));
@@ -258,7 +259,7 @@ void add_sweep_command(CLI::App& app, int& exit_code) {
       ->check(CLI::Range(0.0, 86400.0))
       ->capture_default_str();
   command->add_option("--seed", options->seed, "Seed of the bootstrap intervals")->type_name("N")->capture_default_str();
-  command->add_flag("--repeat", options->repeat, "Run every case a second time with taps attached and require equal bits (always on for --set smoke)");
+  command->add_flag("--repeat", options->repeat, "Repeat every setting with taps attached and require equal bits (always on for --set smoke)");
   CLI::Option* mutant = command->add_option("--mutant", options->mutant, "Plant a known fault in the reference; the sweep must fail")->type_name("NAME");
   command->add_flag("--list-mutants", options->list_mutants, "Print the faults: name, switches they need, description")->excludes(mutant);
   command->add_option("--output", options->output, "console, json, csv")->type_name("FORMAT")->capture_default_str();

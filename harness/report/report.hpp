@@ -41,9 +41,9 @@ struct DigestRow {
   std::string sha256;      // lower-case hex
 };
 
-// Distance of one operation's outputs from the reference's, for equal inputs.
+// Distance of one operation's outputs from the reference's, for equal inputs; or of whole runs, one metric of harness/compare/distances.hpp.
 struct ToleranceRow {
-  std::string operation;   // models/spec/op_list.hpp
+  std::string operation;   // models/spec/op_list.hpp; a metric for whole runs
   std::int64_t loop = -1;
   std::int64_t elements = 0;
   double max_ulp = kNotApplicable;
@@ -55,7 +55,9 @@ struct ToleranceRow {
   std::int64_t inf_count = 0;
   double limit = kNotApplicable;          // the operation's declared bound
   double error_over_bound = kNotApplicable;
-  std::string verdict;
+  std::string verdict = {};
+  std::string level = {};                 // "operation", "decision_forced", "teacher_forced"
+  std::string source = {};                // whose distance from the reference: "candidate", or a yardstick, "reordered", "double"
 };
 
 // One discrete decision (selected token, selected key, argmax, exit, code) that differs between two executions.

@@ -79,22 +79,24 @@ std::span<const Column<DigestRow>> columns() {
 template <>
 std::span<const Column<ToleranceRow>> columns() {
   static constexpr Column<ToleranceRow> list[] = {
-      {"operation", "", "Operation of the registry", &ToleranceRow::operation},
+      {"operation", "", "Operation of the registry; for whole runs a metric", &ToleranceRow::operation},
       {"loop", "1", "Loop, from 1", &ToleranceRow::loop},
-      {"elements", "1", "Elements compared", &ToleranceRow::elements},
+      {"elements", "1", "Elements or pooled values compared", &ToleranceRow::elements},
       {"max_ulp", "1", "Largest error in ulps of the declared rounding", &ToleranceRow::max_ulp},
-      {"max_absolute", "1", "Largest absolute error of finite elements", &ToleranceRow::max_absolute},
+      {"max_absolute", "1", "Largest absolute error of finite elements; for whole runs the largest distance", &ToleranceRow::max_absolute},
       {"max_index", "", "Where the largest error is", &ToleranceRow::max_index},
       {"rms", "1", "Root mean square error of finite elements", &ToleranceRow::rms},
-      {"p50", "1", "Median of the error in ulps", &ToleranceRow::p50},
-      {"p90", "1", "90th percentile of the error in ulps", &ToleranceRow::p90},
-      {"p99", "1", "99th percentile of the error in ulps", &ToleranceRow::p99},
-      {"p999", "1", "99.9th percentile of the error in ulps", &ToleranceRow::p999},
+      {"p50", "1", "Median of the error in ulps; for whole runs of the distance", &ToleranceRow::p50},
+      {"p90", "1", "90th percentile of the same", &ToleranceRow::p90},
+      {"p99", "1", "99th percentile of the same", &ToleranceRow::p99},
+      {"p999", "1", "99.9th percentile of the same", &ToleranceRow::p999},
       {"nan_count", "1", "NaN elements on either side", &ToleranceRow::nan_count},
       {"inf_count", "1", "Infinite elements on either side", &ToleranceRow::inf_count},
-      {"limit", "1", "Declared bound of the operation, in ulps", &ToleranceRow::limit},
+      {"limit", "1", "Declared bound of the operation, in ulps; for whole runs of the percentile nearest to its limit", &ToleranceRow::limit},
       {"error_over_bound", "1", "Largest error over its bound; at most 1 passes", &ToleranceRow::error_over_bound},
-      {"verdict", "", "passed, failed", &ToleranceRow::verdict},
+      {"verdict", "", "passed, failed, not judged, yardstick", &ToleranceRow::verdict},
+      {"level", "", "operation: equal inputs; decision_forced, teacher_forced: whole runs", &ToleranceRow::level},
+      {"source", "", "Whose distance from the reference: candidate, or of a yardstick, reordered or double", &ToleranceRow::source},
   };
   return list;
 }

@@ -59,7 +59,7 @@ template <class Visit>
 void visit_tables(Visit&& visit) {
   visit("checks", "Checks that decided the status, a row per check", &CaseResult::checks);
   visit("digests", "SHA-256 of every record group (digest-v1), a row per group", &CaseResult::digests);
-  visit("tolerance", "Distance from the reference for equal inputs, a row per operation and loop", &CaseResult::tolerance);
+  visit("tolerance", "Distance from the reference, a row per operation (equal inputs) or metric (whole runs) and loop", &CaseResult::tolerance);
   visit("decisions", "Discrete decisions that differ from the reference, a row per flip", &CaseResult::decisions);
   visit("drift", "Distance from dense Ouro on the same executor, a row per logits row", &CaseResult::drift);
   visit("drift_summary", "Drift of the whole trace with its uncertainty, a row per metric and scope", &CaseResult::drift_summary);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "harness/sweep/case_runner.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -12,11 +13,10 @@
 #include "harness/interrupt.hpp"
 #include "harness/io/digest.hpp"
 #include "harness/planner/planner.hpp"
+#include "harness/sweep/conformance_checks.hpp"
 #include "models/error.hpp"
 
 namespace loopgauge::harness {
-
-namespace {
 
 // Counts what it is shown: proof that taps were attached and called.
 class CountingTap : public Tap {
@@ -32,6 +32,8 @@ class CountingTap : public Tap {
   std::int64_t rows_ = 0;
   std::int64_t values_ = 0;
 };
+
+namespace {
 
 bool is_dense(const AlgorithmConfig& config) { return settings_text(config) == settings_text(AlgorithmConfig{}); }
 
@@ -89,6 +91,13 @@ void guarded(CaseResult& row, const std::function<void()>& work) {
   }
 }
 
+// Of a tapped run that has the expected bits.
+CheckRow tap_check(const CountingTap& tap) {
+  if (tap.rows() == 0) return not_run_check(kRepeatWithTapsCheck, "the executor reported nothing to the tap");
+  return passed_check(kRepeatWithTapsCheck,
+                      "same bits with " + std::to_string(tap.rows()) + " rows (" + std::to_string(tap.values()) + " values) tapped");
+}
+
 void set_time(CaseResult& row, double seconds) {
   row.seconds = seconds;
   row.timings = {{"run", 0, seconds}};
@@ -123,10 +132,17 @@ CaseRunner::Run CaseRunner::run(const Case& value, const Trace& trace, const Run
   return result;
 }
 
-CaseRunner::Run CaseRunner::run_all_groups(const Case& value, const Trace& trace) {
+CaseRunner::Run CaseRunner::run_all_groups(const Case& value, const Trace& trace, Tap* tap) {
   RunOptions options;
   options.record = RecordGroups::all();
+  options.tap = tap;
+  std::unique_ptr<KeyLogitTap> keys;
+  if (tap == nullptr && keeps(value) && value.config.sparse_decode_attention.enabled) {
+    keys = std::make_unique<KeyLogitTap>(trace);
+    options.tap = keys.get();
+  }
   Run result = run(value, trace, options);
+  result.keys = std::move(keys);
   result.digests = digests(result.record);
   return result;
 }
@@ -142,6 +158,9 @@ void CaseRunner::judge_record(const Case& value, const Trace& trace, const RunRe
   });
   set_drift(row, measure_drift(*dense, record, trace, options_.drift), trace);
   set_memory(row, predict_memory(checkpoint_.config, config, memory_input(record)));
+  if (conformance_ == nullptr) return;
+  if (conformance_->failure) std::rethrow_exception(conformance_->failure);
+  judge_conformance(executor_, checkpoint_, value, trace, record, *conformance_->baseline, row);
 }
 
 const CaseResult& CaseRunner::serial_row(const Case& value, const Trace& trace) {
@@ -158,61 +177,78 @@ const CaseResult& CaseRunner::serial_row(const Case& value, const Trace& trace) 
   return found->second;
 }
 
-CheckRow CaseRunner::compare_with_serial(const Case& value, const Trace& trace, const Run& actual, const CaseResult& serial) {
+void CaseRunner::compare_with_serial(const Case& value, const Trace& trace, const Run& actual, const CountingTap* tap, const CaseResult& serial,
+                                     CaseResult& row) {
   const std::string expected = digest_of(serial, "all");
-  if (actual.digests.at("all") == expected) return passed_check(kEqualsSerialCheck, "digest " + expected);
-  const Run again = run_all_groups(with_mode(value, "serial"), trace);
-  if (again.digests.at("all") != expected) {
-    return failed_check(kEqualsSerialCheck, "bits differ from the serial plan, and two serial runs differ from each other");
+  if (actual.digests.at("all") == expected) {
+    row.checks.push_back(passed_check(kEqualsSerialCheck, "digest " + expected));
+    if (tap != nullptr) row.checks.push_back(tap_check(*tap));
+    return;
   }
-  return failed_check(kEqualsSerialCheck,
-                      "bits differ from the serial plan: " + divergence_text(compare_records(again.record, actual.record, resolve(value).window())));
+  if (tap != nullptr) {
+    const Run untapped = run_all_groups(value, trace);
+    if (untapped.digests != actual.digests) {
+      const std::string difference = divergence_text(compare_records(untapped.record, actual.record, resolve(value).window()));
+      row.checks.push_back(failed_check(kRepeatWithTapsCheck, "attaching taps changes the result, or two runs differ: " + difference));
+      row.checks.push_back(untapped.digests.at("all") == expected
+                               ? passed_check(kEqualsSerialCheck, "without taps: digest " + expected)
+                               : failed_check(kEqualsSerialCheck, "bits differ from the serial plan with and without taps"));
+      return;
+    }
+    row.checks.push_back(tap_check(*tap));
+  }
+  const Run again = run_all_groups(with_mode(value, "serial"), trace);
+  row.checks.push_back(failed_check(
+      kEqualsSerialCheck,
+      again.digests.at("all") != expected
+          ? "bits differ from the serial plan, and two serial runs differ from each other"
+          : "bits differ from the serial plan: " + divergence_text(compare_records(again.record, actual.record, resolve(value).window()))));
 }
 
 CheckRow CaseRunner::repeat_with_taps(const Case& value, const Trace& trace, const Run& first) {
   CountingTap tap;
-  RunOptions options;
-  options.record = RecordGroups::all();
-  options.tap = &tap;
-  const Run tapped = run(value, trace, options);
-  const int window = resolve(value).window();
-  if (digests(tapped.record) != first.digests) {
-    const Run untapped = run_all_groups(value, trace);
-    const bool repeatable = untapped.digests == first.digests;
-    const RunRecord& other = repeatable ? tapped.record : untapped.record;
-    return failed_check(kRepeatWithTapsCheck, (repeatable ? "attaching taps changes the result: " : "two runs of the case differ: ") +
-                                                  divergence_text(compare_records(first.record, other, window)));
-  }
-  if (tap.rows() == 0) return not_run_check(kRepeatWithTapsCheck, "the executor reported nothing to the tap");
-  return passed_check(kRepeatWithTapsCheck,
-                      "same bits with " + std::to_string(tap.rows()) + " rows (" + std::to_string(tap.values()) + " values) tapped");
+  const Run tapped = run_all_groups(value, trace, &tap);
+  if (tapped.digests == first.digests) return tap_check(tap);
+  const Run untapped = run_all_groups(value, trace);
+  const bool repeatable = untapped.digests == first.digests;
+  const RunRecord& other = repeatable ? tapped.record : untapped.record;
+  return failed_check(kRepeatWithTapsCheck, (repeatable ? "attaching taps changes the result: " : "two runs of the case differ: ") +
+                                                divergence_text(compare_records(first.record, other, resolve(value).window())));
 }
 
-void CaseRunner::judge(const Case& value, const Trace& trace, const CaseResult* serial, CaseResult& row) {
+void CaseRunner::judge(const Case& value, const Trace& trace, const Companions& companions, CaseResult& row,
+                       const ConformanceBaselines::Entry* conformance) {
   enter_trace(trace);
-  guarded(row, [&] { judge_or_throw(value, trace, serial, row); });
+  conformance_ = conformance;
+  guarded(row, [&] { judge_or_throw(value, trace, companions, row); });
 }
 
-void CaseRunner::judge_or_throw(const Case& value, const Trace& trace, const CaseResult* serial_row_of_report, CaseResult& row) {
+void CaseRunner::judge_or_throw(const Case& value, const Trace& trace, const Companions& companions, CaseResult& row) {
   DenseBaselines::Claim claim;
   if (value.mode.name == "serial" && is_dense(value.config)) claim = baselines_.claim(trace.name);
-  const Run actual = run_all_groups(value, trace);
+  const bool must_equal_serial = value.mode.name != "serial" && plans_agree(resolve(value));
+  CountingTap tap;
+  const bool tapped = options_.repeat_with_taps && must_equal_serial;
+  Run actual = run_all_groups(value, trace, tapped ? &tap : nullptr);
   row.digests = digest_rows(actual.digests);
   set_time(row, actual.seconds);
   if (claim) claim.fulfil(logits_only(actual.record));
 
   bool judged = false;
   if (value.mode.name != "serial") {
-    if (!plans_agree(resolve(value))) {
+    if (!must_equal_serial) {
       row.checks.push_back(skipped_check(kEqualsSerialCheck, "execution_dependent timing promises no equality between plans"));
     } else {
-      const CaseResult& serial = serial_row_of_report != nullptr ? *serial_row_of_report : serial_row(value, trace);
-      row.checks.push_back(compare_with_serial(value, trace, actual, serial));
-      if (row.checks.back().status == "passed") {
-        // The same bits have the same audit, drift and memory.
+      const CaseResult& serial = companions.serial != nullptr ? *companions.serial : serial_row(value, trace);
+      compare_with_serial(value, trace, actual, tapped ? &tap : nullptr, serial, row);
+      if (actual.digests.at("all") == digest_of(serial, "all")) {
+        // The same bits have the same audit, conformance, drift and memory.
         for (const CheckRow& check : serial.checks) {
-          if (check.name == kAuditCheck) row.checks.push_back(check);
+          const bool conformance = std::find(kConformanceChecks.begin(), kConformanceChecks.end(), check.name) != kConformanceChecks.end();
+          if (check.name == kAuditCheck || conformance) row.checks.push_back(check);
         }
+        row.tolerance = serial.tolerance;
+        row.decisions = serial.decisions;
         row.drift = serial.drift;
         row.drift_summary = serial.drift_summary;
         row.memory = serial.memory;
@@ -228,8 +264,13 @@ void CaseRunner::judge_or_throw(const Case& value, const Trace& trace, const Cas
     }
   }
   if (!judged) judge_record(value, trace, actual.record, row);
-  if (options_.repeat_with_taps) row.checks.push_back(repeat_with_taps(value, trace, actual));
+  if (options_.repeat_with_taps && !tapped) {
+    row.checks.push_back(companions.tapped_later && plans_agree(resolve(value))
+                             ? skipped_check(kRepeatWithTapsCheck, "another plan of the same settings runs with taps and must give these bits")
+                             : repeat_with_taps(value, trace, actual));
+  }
   decide(row);
+  if (keeps(value)) kept_ = ObservedRun{std::move(actual.record), std::move(actual.keys)};
 }
 
 void CaseRunner::judge_mutant(const Case& value, const Trace& trace, Fault fault, CaseResult& clean_row, CaseResult& mutant_row) {

@@ -6,11 +6,14 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
+#include <utility>
 
 #include "harness/case.hpp"
 #include "harness/report/report.hpp"
 #include "harness/sweep/checks.hpp"
+#include "harness/sweep/conformance_baseline.hpp"
 #include "harness/sweep/dense_baselines.hpp"
 #include "models/checkpoint.hpp"
 #include "models/executor.hpp"
@@ -18,11 +21,18 @@
 namespace loopgauge::harness {
 
 struct CaseRunnerOptions {
-  // Run every case a second time with taps attached and require the same bits. Where they differ, a third run without taps tells a
-  // tap that changes results from an executor that is not repeatable.
+  // Require that a second run with taps attached has the same bits. A plan that must equal the serial one is run with taps in the first
+  // place; only where that does not suffice is a case run twice. Where bits differ, one more run without taps tells taps that change
+  // results from plans that do and from an executor that is not repeatable.
   bool repeat_with_taps = false;
   DriftOptions drift;
   AuditOptions audit;
+};
+
+// What is known of the other cases of the same settings and trace.
+struct Companions {
+  const CaseResult* serial = nullptr;   // the finished row of the serial plan; null: serial is run when it is needed
+  bool tapped_later = false;            // another plan that must give the same bits will run with taps
 };
 
 class CaseRunner {
@@ -32,9 +42,18 @@ class CaseRunner {
 
   // Fills verdict, numbers and tables of `row`, whose identity is set. Checks: audit of the record against the specification; bits equal to
   // the serial plan's where the specification promises them; repetition with taps if asked; drift against dense; predicted memory.
-  // `serial` is the finished row of the serial plan of the same settings; null: serial is run when it is needed.
   // Exceptions of the run become the row's status: NumericError failed, UnsupportedError not_run, anything else error.
-  void judge(const Case& value, const Trace& trace, const CaseResult* serial, CaseResult& row);
+  // With `conformance` the record is also compared with the reference's (checks decision_forced, teacher_forced, free_run).
+  void judge(const Case& value, const Trace& trace, const Companions& companions, CaseResult& row,
+             const ConformanceBaselines::Entry* conformance = nullptr);
+
+  // From now on judge() keeps the run of the case `id`, observed as a baseline needs it; "" keeps none.
+  void keep_run(std::string id) {
+    keep_ = std::move(id);
+    kept_.reset();
+  }
+  // The kept run, once; empty when the case was not run or not finished.
+  std::optional<ObservedRun> take_kept_run() { return std::exchange(kept_, {}); }
 
   // The executor with a planted fault as a candidate against the clean executor. The clean run is audited too, so that an audit rule
   // that fires without a fault shows.
@@ -43,18 +62,22 @@ class CaseRunner {
  private:
   struct Run {
     RunRecord record;
+    std::unique_ptr<KeyLogitTap> keys;  // of a run that is to be kept
     Digests digests;
     double seconds = 0.0;
   };
 
-  void judge_or_throw(const Case& value, const Trace& trace, const CaseResult* serial, CaseResult& row);
+  void judge_or_throw(const Case& value, const Trace& trace, const Companions& companions, CaseResult& row);
+  bool keeps(const Case& value) const { return !keep_.empty() && keep_ == case_id(value); }
   void judge_mutant_or_throw(const Case& value, const Trace& trace, Fault fault, const RunRecord& clean, CaseResult& row);
 
   Run run(const Case& value, const Trace& trace, const RunOptions& options);
-  Run run_all_groups(const Case& value, const Trace& trace);
+  Run run_all_groups(const Case& value, const Trace& trace, Tap* tap = nullptr);
   // Audit, drift and memory of a run whose bits are not known from another row.
   void judge_record(const Case& value, const Trace& trace, const RunRecord& record, CaseResult& row);
-  CheckRow compare_with_serial(const Case& value, const Trace& trace, const Run& actual, const CaseResult& serial);
+  // `tap` was attached to `actual`; null: none was.
+  void compare_with_serial(const Case& value, const Trace& trace, const Run& actual, const class CountingTap* tap, const CaseResult& serial,
+                           CaseResult& row);
   CheckRow repeat_with_taps(const Case& value, const Trace& trace, const Run& first);
   const CaseResult& serial_row(const Case& value, const Trace& trace);
   void enter_trace(const Trace& trace);
@@ -64,6 +87,10 @@ class CaseRunner {
   const Checkpoint& checkpoint_;
   DenseBaselines& baselines_;
   CaseRunnerOptions options_;
+
+  std::string keep_;
+  std::optional<ObservedRun> kept_;
+  const ConformanceBaselines::Entry* conformance_ = nullptr;  // of the case being judged
 
   // Of the current trace.
   const Trace* trace_ = nullptr;

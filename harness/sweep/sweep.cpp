@@ -6,12 +6,15 @@
 #include <algorithm>
 #include <exception>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <span>
 #include <thread>
 #include <utility>
 
+#include "harness/interrupt.hpp"
+#include "harness/sweep/conformance_baseline.hpp"
 #include "harness/sweep/dense_baselines.hpp"
 #include "models/error.hpp"
 #include "models/sha256.hpp"
@@ -121,6 +124,7 @@ struct Unit {
   const Trace* trace = nullptr;
   std::string settings;
   std::vector<std::size_t> rows;   // indices into Report::cases
+  std::vector<Case> baselines;     // reference only: what candidates of this trace and setting are compared with, made after the rows
 };
 
 class SweepLoop {
@@ -175,11 +179,31 @@ class SweepLoop {
       if (unit != units_.rend() && unit->trace == &trace && unit->settings == settings) {
         unit->rows.push_back(i);
       } else {
-        units_.push_back({optimized, &trace, settings, {i}});
+        units_.push_back({optimized, &trace, settings, {i}, {}});
         ++open_units_[{&trace, optimized}];
       }
+      if (optimized) want_baseline(value, trace, settings);
     }
   }
+
+  // A reference lane makes the baseline in the unit of the same trace and setting, or in one of its own where no reference row is pending.
+  void want_baseline(const Case& value, const Trace& trace, const std::string& settings) {
+    if (executors_.reference.empty()) throw InternalError("the sweep has no reference to compare the optimized column with");
+    const Case base = baseline_of(value);
+    ++baseline_uses_[case_id(base)];
+    auto unit = std::find_if(units_.rbegin(), units_.rend(), [&](const Unit& other) {
+      return !other.optimized && other.trace == &trace && other.settings == settings;
+    });
+    if (unit == units_.rend()) {
+      units_.push_back({false, &trace, settings, {}, {}});
+      ++open_units_[{&trace, false}];
+      unit = units_.rbegin();
+    }
+    const bool known = std::any_of(unit->baselines.begin(), unit->baselines.end(), [&](const Case& other) { return case_id(other) == case_id(base); });
+    if (!known) unit->baselines.push_back(base);
+  }
+
+  Case baseline_of(const Case& value) const { return baseline_case(value, EffectiveConfig::resolve(value.config, checkpoint_.config)); }
 
   const Case& case_of(const CaseResult& row) const {
     const auto found = cases_.find(row.ordinal);
@@ -193,8 +217,17 @@ class SweepLoop {
       DenseBaselines& baselines = optimized ? optimized_baselines_ : reference_baselines_;
       CaseRunner runner(executor, checkpoint_, baselines, request_.runner);
       while (const Unit* unit = next_unit(optimized)) {
+        // The run of one row is kept for the baseline.
+        runner.keep_run(unit->baselines.empty() ? "" : case_id(unit->baselines.front()));
         for (const std::size_t i : unit->rows) {
           if (!judge(runner, *unit, i)) return;
+        }
+        for (const Case& base : unit->baselines) make_baseline(executor, runner, base, *unit->trace);
+        if (optimized) {
+          for (const std::size_t i : unit->rows) {
+            const std::string id = case_id(baseline_of(case_of(report_.cases[i])));
+            if (--baseline_uses_[id] == 0) conformance_.forget(id);
+          }
         }
         const std::lock_guard lock(mutex_);
         if (--open_units_[{unit->trace, optimized}] == 0) baselines.forget(unit->trace->name);
@@ -202,8 +235,32 @@ class SweepLoop {
     } catch (...) {
       const std::lock_guard lock(mutex_);
       if (!failure_) failure_ = std::current_exception();
-      stop_ = true;
+      stop();
     }
+  }
+
+  // Requires the lock.
+  void stop() {
+    stop_ = true;
+    conformance_.cancel();
+  }
+
+  // What the reference throws is handed on: it becomes the status of the candidate's row.
+  void make_baseline(Executor& reference, CaseRunner& runner, const Case& base, const Trace& trace) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (stop_) return;
+    }
+    ConformanceBaselines::Entry entry;
+    try {
+      std::optional<ObservedRun> kept = runner.take_kept_run();
+      entry.baseline = std::make_shared<const ConformanceBaseline>(make_conformance_baseline(reference, checkpoint_, base, trace, std::move(kept)));
+    } catch (const Interrupted&) {
+      throw;
+    } catch (...) {
+      entry.failure = std::current_exception();
+    }
+    conformance_.put(case_id(base), std::move(entry));
   }
 
   const Unit* next_unit(bool optimized) {
@@ -216,7 +273,7 @@ class SweepLoop {
   // False when the sweep is to end.
   bool judge(CaseRunner& runner, const Unit& unit, std::size_t i) {
     CaseResult row, mutant;
-    const CaseResult* serial = nullptr;
+    Companions companions;
     const bool with_mutant = request_.mutant != Fault::none;
     {
       const std::lock_guard lock(mutex_);
@@ -224,12 +281,18 @@ class SweepLoop {
       before_(report_.cases[i], done_, std::ssize(report_.cases));
       row = report_.cases[i];
       if (with_mutant) mutant = report_.cases[i + 1];
-      serial = finished_serial_row(row, i);
+      companions.serial = finished_serial_row(row, i);
     }
+    companions.tapped_later = i != unit.rows.back();
     const Case& value = case_of(row);
+    std::optional<ConformanceBaselines::Entry> conformance;
+    if (unit.optimized) {
+      conformance = conformance_.wait(case_id(baseline_of(value)));
+      if (!conformance) return false;
+    }
     // Judged aside, so that an interrupted case stays unreached.
     if (with_mutant) runner.judge_mutant(value, *unit.trace, request_.mutant, row, mutant);
-    else runner.judge(value, *unit.trace, serial, row);
+    else runner.judge(value, *unit.trace, companions, row, conformance ? &*conformance : nullptr);
 
     const std::lock_guard lock(mutex_);
     report_.cases[i] = std::move(row);
@@ -238,7 +301,7 @@ class SweepLoop {
       report_.cases[i + 1] = std::move(mutant);
       ++done_;
     }
-    if (!after_(report_, done_, std::ssize(report_.cases))) stop_ = true;
+    if (!after_(report_, done_, std::ssize(report_.cases))) stop();
     return !stop_;
   }
 
@@ -265,6 +328,8 @@ class SweepLoop {
   std::map<std::int64_t, const Case*> cases_;   // by ordinal
   std::vector<Unit> units_;                     // in the order of their first rows
   DenseBaselines reference_baselines_, optimized_baselines_;
+  ConformanceBaselines conformance_;
+  std::map<std::string, int> baseline_uses_;    // pending rows of the optimized column, by baseline; only its lane changes it
 
   std::mutex mutex_;                            // guards what follows, the report and the callbacks
   std::size_t next_[2] = {0, 0};                // reference, optimized

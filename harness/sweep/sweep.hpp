@@ -45,7 +45,8 @@ std::vector<SweepCase> shard_cases(const std::vector<SweepCase>& request, const 
 std::string request_sha256(const SweepRequest& request, const ModelConfig& model);
 
 // Which executors can run. Every executor is a lane: it works on one case at a time, all lanes at once. The reference may have several
-// lanes, which share out the processor's threads; without an optimized one `device` says why.
+// lanes, which share out the processor's threads; without an optimized one `device` says why. An optimized column needs the reference even
+// where no reference column is requested: it is compared with it.
 struct SweepExecutors {
   std::vector<Executor*> reference;
   Executor* optimized = nullptr;

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "harness/sweep/conformance_baseline.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "harness/planner/planner.hpp"
+#include "harness/replay.hpp"
+
+namespace loopgauge::harness {
+
+bool has_decisions(const EffectiveConfig& config) {
+  const ExitMode exit = config.exit().mode;
+  return config.selects_tokens() || config.s().enabled || exit == ExitMode::threshold || exit == ExitMode::delayed;
+}
+
+Case baseline_case(const Case& value, const EffectiveConfig& config) {
+  Case base = value;
+  if (!config.q().enabled || config.q().timing == EncodingTiming::serial_aligned) base.mode = ModeSpec{};
+  return base;
+}
+
+ObservedRun run_observed(Executor& executor, const Case& value, const Trace& trace, const Checkpoint& checkpoint, Profile profile,
+                         const RunRecord* decisions) {
+  const EffectiveConfig config = EffectiveConfig::resolve(value.config, checkpoint.config);
+  ObservedRun result;
+  RunOptions options;
+  options.profile = profile;
+  options.record = RecordGroups::all();
+  options.decisions = decisions;
+  if (config.s().enabled && decisions == nullptr) {
+    result.keys = std::make_unique<KeyLogitTap>(trace);
+    options.tap = result.keys.get();
+  }
+  result.record = replay_watched(executor, make_plan(value.mode, trace, config), trace, config, options, nullptr);
+  return result;
+}
+
+std::vector<PooledDistance> own_distances(const ObservedRun& reference, const ObservedRun& run, const ModelConfig& model) {
+  std::vector<PooledDistance> distances = pooled_distances(reference.record, run.record);
+  if (reference.keys != nullptr && run.keys != nullptr) {
+    PooledDistance keys = key_logit_distance(reference.record, run.record, model, {reference.keys.get(), run.keys.get()});
+    if (!keys.ascending.empty() || keys.non_finite > 0) distances.push_back(std::move(keys));
+  }
+  return distances;
+}
+
+ConformanceBaseline make_conformance_baseline(Executor& reference, const Checkpoint& checkpoint, const Case& value, const Trace& trace,
+                                              std::optional<ObservedRun> known) {
+  const EffectiveConfig config = EffectiveConfig::resolve(value.config, checkpoint.config);
+  ConformanceBaseline base;
+  base.reference = known ? std::move(*known) : run_observed(reference, value, trace, checkpoint, Profile::declared, nullptr);
+  const RunRecord& expected = base.reference.record;
+  base.forced = forced_trace(trace, expected);
+
+  const ObservedRun reordered = run_observed(reference, value, base.forced, checkpoint, Profile::reordered, nullptr);
+  base.teacher_forced.reordered = own_distances(base.reference, reordered, checkpoint.config);
+  base.reordered = find_flips(expected, reordered.record, config, checkpoint.config, {base.reference.keys.get(), reordered.keys.get()});
+
+  const RunRecord* decisions = has_decisions(config) ? &expected : nullptr;
+  const auto forced_distances = [&](Profile profile) {
+    return pooled_distances(expected, run_observed(reference, value, base.forced, checkpoint, profile, decisions).record);
+  };
+  base.decision_forced.reordered = decisions == nullptr ? base.teacher_forced.reordered : forced_distances(Profile::reordered);
+  base.decision_forced.exact = forced_distances(Profile::double_precision);
+  base.teacher_forced.exact = base.decision_forced.exact;
+
+  // Limits follow from the yardstick alone: those of the reordered run judged by itself are those of every candidate.
+  const auto keys = std::find_if(base.teacher_forced.reordered.begin(), base.teacher_forced.reordered.end(),
+                                 [](const PooledDistance& distance) { return distance.metric == "key_logits"; });
+  base.limits = flip_limits(judge_distances(base.decision_forced.reordered, base.decision_forced),
+                            keys == base.teacher_forced.reordered.end() ? nullptr : &*keys);
+  return base;
+}
+
+void ConformanceBaselines::put(const std::string& id, Entry entry) {
+  {
+    const std::lock_guard lock(mutex_);
+    entries_[id] = std::move(entry);
+  }
+  changed_.notify_all();
+}
+
+std::optional<ConformanceBaselines::Entry> ConformanceBaselines::wait(const std::string& id) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return cancelled_ || entries_.contains(id); });
+  const auto found = entries_.find(id);
+  return cancelled_ || found == entries_.end() ? std::nullopt : std::optional(found->second);
+}
+
+void ConformanceBaselines::forget(const std::string& id) {
+  const std::lock_guard lock(mutex_);
+  entries_.erase(id);
+}
+
+void ConformanceBaselines::cancel() {
+  {
+    const std::lock_guard lock(mutex_);
+    cancelled_ = true;
+  }
+  changed_.notify_all();
+}
+
+}  // namespace loopgauge::harness
