@@ -37,7 +37,7 @@ struct AttentionPrefillArguments {
   const std::int32_t* positions = nullptr;  // [rows] absolute position of each row; negative: padding, its output is not written
   const PrefillTile* tiles = nullptr;       // [tile_count]
   int tile_count = 0;
-  bool encoded_history = true;     // some tile has encoded_frontier > 0 (sizes shared memory)
+  bool encoded_history = true;     // false promises that every tile has encoded_frontier 0: no packed reader, half the shared memory
   __nv_bfloat16* output = nullptr;  // [rows, heads * head_dim]
   Fault fault = Fault::none;
 };
