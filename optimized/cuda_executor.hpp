@@ -26,7 +26,7 @@ DeviceStatus device_status();
 enum class LinearImplementation {
   automatic,                       // library for large matrices, tensor_core_tiles for small ones
   library,                         // cuBLASLt without workspace
-  tensor_core_tiles,               // own kernel: every output adds its 16-wide products in ascending order, in one accumulator
+  tensor_core_tiles,               // own kernel: every output adds its 32-wide products in ascending order
 };
 
 struct CudaExecutorOptions {

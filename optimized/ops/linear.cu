@@ -33,8 +33,9 @@ __device__ __forceinline__ void multiply_add(float (&c)[4], const std::uint32_t 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// A block computes kTileRows x kTileColumns outputs with kWarpRows x kWarpColumns warps. Whatever the tile, an output is one accumulator
-// that adds the 16-wide products in ascending order, starting from zero: the tile is invisible in the bits.
+// A block computes kTileRows x kTileColumns outputs with kWarpRows x kWarpColumns warps. Whatever the tile, an output is the sum of its
+// stages in ascending order, each stage two 16-wide products added from zero: the tile is invisible in the bits. Tensor cores truncate what
+// they add, so short chains summed by rounded additions keep the error near that of FP32 arithmetic.
 template <int kTileRows, int kTileColumns, int kWarpRows, int kWarpColumns, class Output>
 __global__ void __launch_bounds__(kWarpRows* kWarpColumns * 32)
     linear_tiles_kernel(const Bfloat16* __restrict__ x, int x_stride, const Bfloat16* __restrict__ weight, Output* __restrict__ y, int rows, int in,
@@ -84,19 +85,33 @@ __global__ void __launch_bounds__(kWarpRows* kWarpColumns * 32)
     commit_copies();
     const Bfloat16* xs = x_stages + (step % kStages) * kTileRows * kPaddedDepth;
     const Bfloat16* ws = w_stages + (step % kStages) * kTileColumns * kPaddedDepth;
+    std::uint32_t a[kDepth / 16][kFragmentRows][4];
 #pragma unroll
     for (int k = 0; k < kDepth; k += 16) {
-      std::uint32_t a[kFragmentRows][4];
 #pragma unroll
-      for (int i = 0; i < kFragmentRows; ++i) load_matrices(a[i], xs + (warp_row + i * 16 + lane % 16) * kPaddedDepth + k + lane / 16 * 8);
+      for (int i = 0; i < kFragmentRows; ++i) {
+        load_matrices(a[k / 16][i], xs + (warp_row + i * 16 + lane % 16) * kPaddedDepth + k + lane / 16 * 8);
+      }
+    }
 #pragma unroll
-      for (int j = 0; j < kFragmentColumns; j += 2) {
+    for (int j = 0; j < kFragmentColumns; j += 2) {
+      float parts[2][kFragmentRows][4] = {};
+#pragma unroll
+      for (int k = 0; k < kDepth; k += 16) {
         std::uint32_t b[4];  // columns j*8..j*8+7: k 0-7, 8-15; columns (j+1)*8..: the same
         load_matrices(b, ws + (warp_column + j * 8 + lane / 16 * 8 + lane % 8) * kPaddedDepth + k + lane / 8 % 2 * 8);
 #pragma unroll
         for (int i = 0; i < kFragmentRows; ++i) {
-          multiply_add(sums[i][j], a[i], b[0], b[1]);
-          multiply_add(sums[i][j + 1], a[i], b[2], b[3]);
+          multiply_add(parts[0][i], a[k / 16][i], b[0], b[1]);
+          multiply_add(parts[1][i], a[k / 16][i], b[2], b[3]);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kFragmentRows; ++i) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          sums[i][j][e] = __fadd_rn(sums[i][j][e], parts[0][i][e]);
+          sums[i][j + 1][e] = __fadd_rn(sums[i][j + 1][e], parts[1][i][e]);
         }
       }
     }

@@ -3,7 +3,9 @@
 // reference within its noise, and leave no memory behind.
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <filesystem>
+#include <map>
 
 #include "harness/compare/audit.hpp"
 #include "harness/compare/memory_model.hpp"
@@ -79,15 +81,21 @@ class ExecutorTest : public DeviceTest {
   std::unique_ptr<optimized::CudaExecutor> executor_;
 };
 
-// Relative Euclidean distance of one group over all requests.
-double distance(const Tensor<float>& expected, const Tensor<float>& actual) {
-  double error = 0.0, norm = 0.0;
-  for (std::size_t i = 0; i < expected.data.size(); ++i) {
-    error += std::pow(double{actual.data.at(i)} - expected.data[i], 2);
-    norm += std::pow(double{expected.data[i]}, 2);
+// Relative Euclidean distance, pooled over tensors.
+class Distance {
+ public:
+  void add(const Tensor<float>& expected, const Tensor<float>& actual) {
+    ASSERT_EQ(expected.shape, actual.shape);
+    for (std::size_t i = 0; i < expected.data.size(); ++i) {
+      error_ += std::pow(double{actual.data[i]} - expected.data[i], 2);
+      norm_ += std::pow(double{expected.data[i]}, 2);
+    }
   }
-  return norm == 0.0 ? std::sqrt(error) : std::sqrt(error / norm);
-}
+  double value() const { return norm_ == 0.0 ? std::sqrt(error_) : std::sqrt(error_ / norm_); }
+
+ private:
+  double error_ = 0.0, norm_ = 0.0;
+};
 
 TEST_F(ExecutorTest, RecordsKeepTheRulesOfTheSpecification) {
   for (const char* name : {"boundary-short", "four", "flush-3"}) {
@@ -101,13 +109,15 @@ TEST_F(ExecutorTest, RecordsKeepTheRulesOfTheSpecification) {
   }
 }
 
-// With the reference's tokens and decisions the arithmetic alone differs. The yardstick is the reference's own second order of additions.
+// With the reference's tokens and decisions the arithmetic alone differs. The yardstick is the reference's own second order of additions;
+// half a BF16 spacing is granted beside it, because few roundings flip in short traces.
+constexpr double kBfloat16Spacing = 1.0 / 512;
+
 TEST_F(ExecutorTest, DecisionForcedRunsStayWithinTheNoiseOfTheReference) {
   const auto reference = reference::make_reference_executor(tiny());
-  for (const char* name : {"boundary-short", "kv-700"}) {
+  for (const char* name : {"four", "kv-700"}) {
     const Trace trace = shipped(name);
     for (const Setting& setting : kSettings) {
-      if (setting.window == 64 && std::string(name) == "kv-700" && setting.policy == EncodingPolicy::fixed_prompt) continue;
       const EffectiveConfig config = config_of(setting);
       const RunRecord expected = run(*reference, trace, config);
       RunOptions options{.record = RecordGroups::all()};
@@ -116,6 +126,7 @@ TEST_F(ExecutorTest, DecisionForcedRunsStayWithinTheNoiseOfTheReference) {
       RunOptions other{.profile = Profile::reordered, .record = RecordGroups::all()};
       other.decisions = &expected;
       const RunRecord reordered = run(*reference, trace, config, other);
+      std::map<std::string, Distance> measured, noise;
       for (std::size_t i = 0; i < trace.requests.size(); ++i) {
         const RequestRecord &e = expected.requests[i], &a = actual.requests[i], &r = reordered.requests[i];
         EXPECT_EQ(e.tokens, a.tokens);
@@ -134,18 +145,25 @@ TEST_F(ExecutorTest, DecisionForcedRunsStayWithinTheNoiseOfTheReference) {
           EXPECT_EQ(e.blocks[block].positions, a.blocks[block].positions);
           for (std::size_t stream = 0; stream < kLoops; ++stream) EXPECT_EQ(e.blocks[block].streams[stream].rows, a.blocks[block].streams[stream].rows);
         }
-        // Twice the yardstick, and a floor where the yardstick happens to be (nearly) zero.
-        const auto expect_near = [&](const Tensor<float>& x, const Tensor<float>& y, const Tensor<float>& yardstick, const std::string& what) {
-          ASSERT_EQ(x.shape, y.shape) << what;
-          const double measured = distance(x, y), noise = distance(x, yardstick);
-          EXPECT_LE(measured, 2.0 * noise + 1e-3) << name << ", request " << i << ", " << text(setting) << ", " << what << ", reordered reference " << noise;
-        };
-        for (std::size_t loop = 0; loop < kLoops; ++loop) expect_near(e.hidden[loop], a.hidden[loop], r.hidden[loop], "hidden of loop " + std::to_string(loop + 1));
-        expect_near(e.logits, a.logits, r.logits, "logits");
-        for (std::size_t plane = 0; plane < e.kv.size(); ++plane) {
-          expect_near(e.kv[plane].k, a.kv[plane].k, r.kv[plane].k, "k of plane " + std::to_string(plane));
-          expect_near(e.kv[plane].v, a.kv[plane].v, r.kv[plane].v, "v of plane " + std::to_string(plane));
+        for (std::size_t loop = 0; loop < kLoops; ++loop) {
+          const std::string what = "hidden of loop " + std::to_string(loop + 1);
+          measured[what].add(e.hidden[loop], a.hidden[loop]);
+          noise[what].add(e.hidden[loop], r.hidden[loop]);
         }
+        measured["logits"].add(e.logits, a.logits);
+        noise["logits"].add(e.logits, r.logits);
+        for (std::size_t plane = 0; plane < e.kv.size(); ++plane) {
+          const std::string what = " of loop " + std::to_string(plane % kLoops + 1);
+          measured["k" + what].add(e.kv[plane].k, a.kv[plane].k);
+          noise["k" + what].add(e.kv[plane].k, r.kv[plane].k);
+          measured["v" + what].add(e.kv[plane].v, a.kv[plane].v);
+          noise["v" + what].add(e.kv[plane].v, r.kv[plane].v);
+        }
+      }
+      for (const auto& [what, distance] : measured) {
+        EXPECT_LE(distance.value(), 1.5 * noise[what].value() + kBfloat16Spacing)
+            << name << ", " << text(setting) << ", " << what << ", reordered reference " << noise[what].value();
+        std::printf("  %-9s %-34s %-16s %.2e, reordered reference %.2e\n", name, text(setting).c_str(), what.c_str(), distance.value(), noise[what].value());
       }
     }
   }
