@@ -54,6 +54,9 @@ void column_block(const typename P::Real* x, const std::uint16_t* weight, int ro
                                               P::Real* wide, P::Real* y, OutputRounding rounding) {                                     \
     const int end = std::min(begin + kColumnBlock, out);                                                                                \
     int o = begin;                                                                                                                      \
+    if (rows < 4) { /* few rows: more columns side by side keep the adders busy */                                                      \
+      for (; o + 8 <= end; o += 8) columns<P, 8>(x, weight + std::ptrdiff_t{o} * in, rows, in, out, wide, y + o, rounding);             \
+    }                                                                                                                                   \
     for (; o + 2 <= end; o += 2) columns<P, 2>(x, weight + std::ptrdiff_t{o} * in, rows, in, out, wide, y + o, rounding);               \
     for (; o < end; ++o) columns<P, 1>(x, weight + std::ptrdiff_t{o} * in, rows, in, out, wide, y + o, rounding);                       \
   }
@@ -69,7 +72,7 @@ void linear(const Matrix<typename P::Real>& x, const Matrix<std::uint16_t>& weig
   const bool worth_threads = static_cast<double>(rows) * in * out > kMinParallelWork;
 #pragma omp parallel if (worth_threads)
   {
-    std::vector<typename P::Real> wide(static_cast<std::size_t>(2 * in));
+    std::vector<typename P::Real> wide(static_cast<std::size_t>(8 * in));
 #pragma omp for schedule(static)
     for (int begin = 0; begin < out; begin += kColumnBlock) {
       column_block<P>(x.data(), weight.data(), rows, in, out, begin, wide.data(), y.data(), rounding);

@@ -15,6 +15,6 @@ using Vector = Eigen::Matrix<Real, Eigen::Dynamic, 1>;
 
 // Multiply-adds below which an operation stays on one thread: a team costs a few microseconds, and far more on a busy machine. Threads
 // share independent outputs only, so their number never changes a bit.
-inline constexpr double kMinParallelWork = 1e6;
+inline constexpr double kMinParallelWork = 2.5e5;
 
 }  // namespace loopgauge::reference
