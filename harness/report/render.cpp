@@ -5,7 +5,7 @@ namespace loopgauge::harness {
 
 std::span<const RendererInfo> renderers() {
   static constexpr RendererInfo list[] = {
-      {"console", "Tables for a terminal: verdict, failures, status, drift, memory (default)", render_terminal},
+      {"console", "Tables for a terminal: verdict, failures, status, conformance, drift, memory (default)", render_terminal},
       {"json", "Everything the report holds", render_json},
       {"csv", "One line per case and executor", render_csv},
   };

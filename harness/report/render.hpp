@@ -12,7 +12,7 @@ namespace loopgauge::harness {
 
 using Renderer = void (*)(const Report& report, std::ostream& out);
 
-void render_terminal(const Report& report, std::ostream& out);   // verdict, failures, status, drift, memory; at most 140 columns
+void render_terminal(const Report& report, std::ostream& out);   // verdict, failures, status, conformance, drift, memory
 void render_json(const Report& report, std::ostream& out);       // everything the file holds; NaN is null
 void render_csv(const Report& report, std::ostream& out);        // /cases, a line per row (RFC 4180); NaN is empty
 

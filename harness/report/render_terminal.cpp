@@ -51,6 +51,11 @@ void print_verdict(const Report& report, std::ostream& out) {
       << (meta.source_revision.ends_with("-dirty") ? "-dirty" : "") << "), " << meta.compiler << ", seed " << meta.seed;
   if (!meta.shard.empty()) out << ", shard " << meta.shard;
   out << "\n  " << meta.started << " to " << meta.finished << "\n";
+  for (std::size_t begin = 0; begin <= meta.command_line.size();) {
+    const std::size_t end = std::min(meta.command_line.find('\n', begin), meta.command_line.size());
+    out << "  $ " << meta.command_line.substr(begin, end - begin) << "\n";
+    begin = end + 1;
+  }
 }
 
 void print_failures(const Report& report, std::ostream& out) {
@@ -114,6 +119,27 @@ void print_drift(const Report& report, std::ostream& out) {
   table.print(out);
 }
 
+void print_conformance(const Report& report, std::ostream& out) {
+  const std::vector<MetricConformance> metrics = metric_conformances(report);
+  if (!metrics.empty()) {
+    out << "\nDistance from the reference over its limit (at most 1 passes), worst of all cases and loops\n";
+    TextTable table({"level", "executor", "metric", "judged", "failed", "error / bound", "loop", "where"});
+    for (const MetricConformance& metric : metrics) {
+      table.add({metric.level, metric.executor, metric.operation, std::to_string(metric.values), std::to_string(metric.failed),
+                 short_number(metric.error_over_bound), metric.loop < 0 ? "-" : std::to_string(metric.loop), metric.where});
+    }
+    table.print(out);
+  }
+  const std::vector<FlipCount> flips = flip_counts(report);
+  if (flips.empty()) return;
+  out << "\nDecisions that differ from the reference with its tokens forced\n";
+  TextTable table({"kind", "executor", "roots", "unexplained", "largest explained margin"});
+  for (const FlipCount& flip : flips) {
+    table.add({flip.kind, flip.executor, std::to_string(flip.roots), std::to_string(flip.unexplained), short_number(flip.largest_margin)});
+  }
+  table.print(out);
+}
+
 void print_memory(const Report& report, std::ostream& out) {
   const MemoryTable memory = memory_table(report);
   if (memory.rows.empty()) return;
@@ -169,6 +195,7 @@ void render_terminal(const Report& report, std::ostream& out) {
   print_verdict(report, out);
   print_failures(report, out);
   print_status(report, out);
+  print_conformance(report, out);
   print_drift(report, out);
   print_memory(report, out);
   print_time(report, out);

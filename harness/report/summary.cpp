@@ -130,6 +130,48 @@ std::vector<SettingDrift> setting_drifts(const Report& report) {
   return drifts;
 }
 
+std::vector<MetricConformance> metric_conformances(const Report& report) {
+  std::vector<MetricConformance> list;
+  for (const CaseResult& row : report.cases) {
+    for (const ToleranceRow& entry : row.tolerance) {
+      if (entry.verdict != "passed" && entry.verdict != "failed") continue;
+      auto metric = std::find_if(list.begin(), list.end(), [&](const MetricConformance& other) {
+        return other.executor == row.executor && other.level == entry.level && other.operation == entry.operation;
+      });
+      if (metric == list.end()) {
+        list.push_back({row.executor, entry.level, entry.operation, 0, 0, kNotApplicable, -1, ""});
+        metric = list.end() - 1;
+      }
+      ++metric->values;
+      metric->failed += entry.verdict == "failed" ? 1 : 0;
+      // Not "greater": the first value meets NaN.
+      if (!(entry.error_over_bound <= metric->error_over_bound)) {
+        metric->error_over_bound = entry.error_over_bound;
+        metric->loop = entry.loop;
+        metric->where = row.id + (entry.max_index.empty() ? "" : " " + entry.max_index);
+      }
+    }
+  }
+  return list;
+}
+
+std::vector<FlipCount> flip_counts(const Report& report) {
+  std::vector<FlipCount> list;
+  for (const CaseResult& row : report.cases) {
+    for (const DecisionRow& flip : row.decisions) {
+      auto count_of = std::find_if(list.begin(), list.end(), [&](const FlipCount& other) { return other.executor == row.executor && other.kind == flip.kind; });
+      if (count_of == list.end()) {
+        list.push_back({row.executor, flip.kind, 0, 0, kNotApplicable});
+        count_of = list.end() - 1;
+      }
+      count_of->roots += flip.root ? 1 : 0;
+      count_of->unexplained += flip.explained ? 0 : 1;
+      if (flip.root && flip.explained && !(flip.margin <= count_of->largest_margin)) count_of->largest_margin = flip.margin;
+    }
+  }
+  return list;
+}
+
 MemoryTable memory_table(const Report& report) {
   const auto steady_bytes = [](const CaseResult& row) {
     std::int64_t bytes = 0;

@@ -42,6 +42,27 @@ struct SettingDrift {
 // Serial rows only: other modes have the same bits or are failures of their own. Mutants and rows without drift are left out.
 std::vector<SettingDrift> setting_drifts(const Report& report);
 
+// How near one metric or operation came to its limit over all cases of a column: the worst loop of the worst case.
+struct MetricConformance {
+  std::string executor;
+  std::string level;                           // "operation", "decision_forced", "teacher_forced"
+  std::string operation;
+  int values = 0, failed = 0;                  // judged: one per case and loop
+  double error_over_bound = kNotApplicable;    // at most 1 passes
+  std::int64_t loop = -1;
+  std::string where;                           // "<case id> <index>"
+};
+std::vector<MetricConformance> metric_conformances(const Report& report);   // judged rows, in order of first appearance
+
+// Decisions of one kind that differ from the reference, of those that the report lists (roots, and all that are unexplained).
+struct FlipCount {
+  std::string executor;
+  std::string kind;
+  std::int64_t roots = 0, unexplained = 0;
+  double largest_margin = kNotApplicable;      // of explained roots
+};
+std::vector<FlipCount> flip_counts(const Report& report);
+
 // Steady bytes of the trace with most of them, per setting.
 struct SettingMemory {
   std::string settings;

@@ -94,6 +94,38 @@ TEST(Render, SameReportSameBytes) {
   for (const RendererInfo& info : renderers()) EXPECT_EQ(rendered(info.render, sample_report()), rendered(info.render, sample_report())) << info.name;
 }
 
+TEST(Summary, ConformanceKeepsTheWorstLoopOfTheWorstCase) {
+  Report report;
+  CaseResult a = sample_row(0, "optimized", CaseStatus::passed), b = sample_row(1, "optimized", CaseStatus::failed);
+  const auto tolerance = [](const char* metric, int loop, double ratio, const char* verdict) {
+    ToleranceRow row;
+    row.operation = metric;
+    row.level = "decision_forced";
+    row.loop = loop;
+    row.error_over_bound = ratio;
+    row.verdict = verdict;
+    return row;
+  };
+  a.tolerance = {tolerance("hidden", 1, 0.2, "passed"), tolerance("hidden", 1, 9.0, "yardstick"), tolerance("kl", -1, 0.1, "not judged")};
+  b.tolerance = {tolerance("hidden", 1, 0.1, "passed"), tolerance("hidden", 4, 1.5, "failed")};
+  b.decisions = {{"key", 0, 3, 2, 0, 0, 0.25, 0.5, true, true, ""}, {"key", 0, 4, 2, 0, 0, 0.75, 0.5, false, true, ""}};
+  report.cases = {a, b};
+  const std::vector<MetricConformance> metrics = metric_conformances(report);
+  ASSERT_EQ(metrics.size(), 1u);
+  EXPECT_EQ(metrics[0].values, 3);
+  EXPECT_EQ(metrics[0].failed, 1);
+  EXPECT_EQ(metrics[0].error_over_bound, 1.5);
+  EXPECT_EQ(metrics[0].loop, 4);
+  EXPECT_EQ(metrics[0].where, b.id);
+  const std::vector<FlipCount> flips = flip_counts(report);
+  ASSERT_EQ(flips.size(), 1u);
+  EXPECT_EQ(flips[0].roots, 2);
+  EXPECT_EQ(flips[0].unexplained, 1);
+  EXPECT_EQ(flips[0].largest_margin, 0.25);
+  const std::string text = rendered(render_terminal, report);
+  EXPECT_NE(text.find("decision_forced"), std::string::npos) << text;
+}
+
 TEST(Summary, PoolsDriftOverRowsOfAllTraces) {
   Report report;
   CaseResult a = sample_row(0, "reference", CaseStatus::passed), b = sample_row(1, "reference", CaseStatus::passed);
