@@ -5,6 +5,7 @@
 
 #include "harness/compare/audit_context.hpp"
 #include "harness/compare/bounded.hpp"
+#include "harness/compare/float_bits.hpp"
 
 namespace loopgauge::harness {
 namespace {

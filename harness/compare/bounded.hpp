@@ -23,8 +23,6 @@ inline double sum_bound(double n) {
 
 inline float bfloat16_from_bits(std::uint16_t bits) { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
 
-inline bool is_bfloat16(float value) { return (std::bit_cast<std::uint32_t>(value) & 0xffffu) == 0; }
-
 // Round to FP32, then to BF16, each to nearest even: two roundings, as bf16() of an FP32 operation is. Monotone.
 inline double round_to_bfloat16(double value) {
   const auto bits = std::bit_cast<std::uint32_t>(static_cast<float>(value));

@@ -2,12 +2,12 @@
 #include "harness/compare/error_stats.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <limits>
 #include <string>
 #include <vector>
 
+#include "harness/compare/float_bits.hpp"
 #include "models/error.hpp"
 
 namespace loopgauge::harness {
@@ -36,8 +36,7 @@ ErrorStats error_stats(std::span<const float> expected, std::span<const float> a
     stats.actual_nan += std::isnan(a);
     stats.expected_inf += std::isinf(e);
     stats.actual_inf += std::isinf(a);
-    const bool both_nan = std::isnan(e) && std::isnan(a);
-    stats.different += !both_nan && std::bit_cast<std::uint32_t>(e) != std::bit_cast<std::uint32_t>(a);
+    stats.different += !same_float(e, a);
     if (!std::isfinite(e) || !std::isfinite(a)) continue;
     const double error = std::fabs(static_cast<double>(e) - static_cast<double>(a));
     errors.push_back(error);

@@ -2,12 +2,12 @@
 #include "harness/compare/explanation.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstdio>
 #include <tuple>
 
 #include "harness/compare/causal_order.hpp"
+#include "harness/compare/float_bits.hpp"
 #include "models/spec/op_list.hpp"
 
 namespace loopgauge::harness {
@@ -18,12 +18,6 @@ std::string number(double value) {
   std::snprintf(text, sizeof text, "%.6g", value);
   return text;
 }
-
-bool same_number(float a, float b) {
-  return std::bit_cast<std::uint32_t>(a) == std::bit_cast<std::uint32_t>(b) || (std::isnan(a) && std::isnan(b));
-}
-
-bool is_bfloat16(float value) { return (std::bit_cast<std::uint32_t>(value) & 0xffffu) == 0; }
 
 std::string token_margin(const RequestRecord& record, int row) {
   if (record.logits.empty() || row < 0 || row >= record.logits.extent(0)) return {};
@@ -115,7 +109,7 @@ RowDifference row_difference(std::string_view tap, std::span<const float> expect
   RowDifference result;
   result.width = width;
   for (std::size_t i = 0; i < std::min(expected.size(), actual.size()); ++i) {
-    if (same_number(expected[i], actual[i])) continue;
+    if (same_float(expected[i], actual[i])) continue;
     ++result.different;
     const double error = std::fabs(static_cast<double>(expected[i]) - actual[i]);
     if (std::isfinite(error)) result.max_abs = std::max(result.max_abs, error);

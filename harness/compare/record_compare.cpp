@@ -3,8 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
-#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <functional>
@@ -12,6 +10,7 @@
 #include <type_traits>
 
 #include "harness/compare/causal_order.hpp"
+#include "harness/compare/float_bits.hpp"
 #include "models/error.hpp"
 
 namespace loopgauge::harness {
@@ -34,15 +33,11 @@ std::string shape_text(const std::vector<std::int64_t>& shape) {
   return text + "]";
 }
 
-bool same_number(float a, float b) {
-  return std::bit_cast<std::uint32_t>(a) == std::bit_cast<std::uint32_t>(b) || (std::isnan(a) && std::isnan(b));
-}
+bool same_number(float a, float b) { return same_float(a, b); }
 template <class T>
 bool same_number(T a, T b) {
   return a == b;
 }
-
-bool is_bfloat16(float value) { return (std::bit_cast<std::uint32_t>(value) & 0xffffu) == 0; }
 
 bool has_data(const RequestRecord& record, RecordGroup group) {
   const auto any = [](const auto& tensors) {
