@@ -19,7 +19,7 @@ namespace {
 
 struct ReportOptions {
   std::string file;
-  std::map<std::string, bool> formats;       // by renderer name
+  std::map<std::string, bool> formats;  // by renderer name
   std::vector<std::string> merge_files;
   std::string merge_output;
 };
@@ -40,7 +40,9 @@ void merge(const ReportOptions& options, int& exit_code) {
   write_report(options.merge_output, merged);
   std::cout << "wrote " << options.merge_output << ": " << merged.cases.size() << " rows of " << parts.size() << " reports\n";
   if (!is_complete(merged) || !merged.meta.shard.empty()) {
-    std::cout << "incomplete: " << (merged.meta.shard.empty() ? "a shard did not reach all of its cases" : "it holds shards " + merged.meta.shard + " only") << "\n";
+    std::cout << "incomplete: "
+              << (merged.meta.shard.empty() ? "a shard did not reach all of its cases" : "it holds shards " + merged.meta.shard + " only")
+              << "\n";
     exit_code = exit_code_of(CaseStatus::not_run);
   }
   std::cout << summary_line(count_statuses(merged)) << "\n";
@@ -67,8 +69,12 @@ void add_report_command(CLI::App& app, int& exit_code) {
       "  loopgauge report merge shard-1.h5 shard-2.h5 -o sweep.h5\n"
       "Rendering a report exits with 0 whatever its verdict: sweep and gate judge.");
 
-  CLI::App* merge_command = command->add_subcommand("merge", "Put the reports of shards together; exits with 5 while shards or cases are missing");
-  merge_command->add_option("files", options->merge_files, "Reports of the shards of one sweep")->type_name("FILE")->required()->expected(2, 100000);
+  CLI::App* merge_command =
+      command->add_subcommand("merge", "Put the reports of shards together; exits with 5 while shards or cases are missing");
+  merge_command->add_option("files", options->merge_files, "Reports of the shards of one sweep")
+      ->type_name("FILE")
+      ->required()
+      ->expected(2, 100000);
   merge_command->add_option("-o,--output-file", options->merge_output, "Report to write")->type_name("FILE")->required();
   merge_command->footer("Example:\n  loopgauge report merge shard-1.h5 shard-2.h5 -o sweep.h5");
 

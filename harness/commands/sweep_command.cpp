@@ -44,8 +44,8 @@ struct SweepOptions {
   std::string mutant;
   std::string output = "console";
   std::uint64_t seed = DriftOptions{}.seed;
-  double write_interval = 10.0;            // seconds
-  int jobs = 0;                            // 0: chosen
+  double write_interval = 10.0;  // seconds
+  int jobs = 0;                  // 0: chosen
   bool resume = false;
   bool repeat = false;
   bool list_mutants = false;
@@ -68,18 +68,19 @@ Renderer find_renderer(const std::string& output) {
 }
 
 std::string model_config_json(const ModelConfig& model) {
-  return nlohmann::json{{"layers", model.layers},   {"loops", model.loops},   {"hidden", model.hidden},
-                        {"heads", model.heads},     {"head_dim", model.head_dim}, {"intermediate", model.intermediate},
-                        {"vocab", model.vocab},     {"max_positions", model.max_positions}}
+  return nlohmann::json{{"layers", model.layers},     {"loops", model.loops},
+                        {"hidden", model.hidden},     {"heads", model.heads},
+                        {"head_dim", model.head_dim}, {"intermediate", model.intermediate},
+                        {"vocab", model.vocab},       {"max_positions", model.max_positions}}
       .dump();
 }
 
 // Everything of one sweep that exists before the first case runs.
 struct Sweep {
   SweepRequest request;
-  std::vector<SweepCase> cases;            // of the shard
+  std::vector<SweepCase> cases;  // of the shard
   Checkpoint checkpoint;
-  std::vector<std::unique_ptr<Executor>> reference;   // one per lane
+  std::vector<std::unique_ptr<Executor>> reference;  // one per lane
   std::unique_ptr<Executor> optimized;
   SweepExecutors executors;
   Report report;
@@ -133,7 +134,8 @@ ReportMeta make_meta(const Sweep& sweep, const SweepOptions& options, const Case
   meta.finished = meta.started;
   // Counted over the rows of the whole request: a mutant leaves out the cases in which it cannot act.
   std::vector<std::int64_t> ordinals;
-  for (const CaseResult& row : planned_rows(request, request.cases, sweep.executors, sweep.checkpoint.config)) ordinals.push_back(row.ordinal);
+  for (const CaseResult& row : planned_rows(request, request.cases, sweep.executors, sweep.checkpoint.config))
+    ordinals.push_back(row.ordinal);
   ordinals.erase(std::unique(ordinals.begin(), ordinals.end()), ordinals.end());
   meta.case_count = std::ssize(ordinals);
   meta.title = (meta.mutant.empty() ? "sweep of " : "mutant " + meta.mutant + " over ") +
@@ -148,7 +150,8 @@ void prepare(Sweep& sweep, const SweepOptions& options) {
   request.executors = parse_executor_choice(options.executor);
   if (!options.mutant.empty()) {
     request.mutant = parse_fault(options.mutant);
-    if (request.executors == ExecutorChoice::optimized) throw ConfigError("--mutant plants its fault in the reference; it cannot be combined with --executor optimized");
+    if (request.executors == ExecutorChoice::optimized)
+      throw ConfigError("--mutant plants its fault in the reference; it cannot be combined with --executor optimized");
     request.executors = ExecutorChoice::reference;
   }
   request.set = selection.set.empty() ? "traces" : selection.set;
@@ -158,7 +161,8 @@ void prepare(Sweep& sweep, const SweepOptions& options) {
   sweep.checkpoint = load_checkpoint(options.checkpoint.empty() ? default_checkpoint() : std::filesystem::path(options.checkpoint));
   request.runner.drift.byte_level = sweep.checkpoint.config.vocab == kByteVocabulary;
   for (const Case& value : selection.request) {
-    const bool known = std::any_of(request.traces.begin(), request.traces.end(), [&](const Trace& trace) { return trace.name == value.trace; });
+    const bool known =
+        std::any_of(request.traces.begin(), request.traces.end(), [&](const Trace& trace) { return trace.name == value.trace; });
     if (!known) request.traces.push_back(read_trace(selection.trace_files.at(value.trace)));
   }
   request.cases = numbered_cases(selection.request, request.traces, sweep.checkpoint.config);
@@ -167,7 +171,8 @@ void prepare(Sweep& sweep, const SweepOptions& options) {
 
   sweep.report.meta = make_meta(sweep, options, selection);
   if (sweep.report.meta.case_count == 0) {
-    throw ConfigError("mutant " + options.mutant + " cannot act in any selected case: it needs the switches that `sweep --list-mutants` prints");
+    throw ConfigError("mutant " + options.mutant +
+                      " cannot act in any selected case: it needs the switches that `sweep --list-mutants` prints");
   }
   sweep.report.cases = planned_rows(request, sweep.cases, sweep.executors, sweep.checkpoint.config);
 }
@@ -178,9 +183,11 @@ void resume(Sweep& sweep, const std::filesystem::path& path) {
   Report earlier = read_report(path);
   std::vector<std::string> differences = request_differences(earlier.meta, sweep.report.meta, path.string(), "this sweep");
   if (earlier.meta.shard != sweep.report.meta.shard) {
-    differences.push_back("shard is '" + earlier.meta.shard + "' in " + path.string() + " and '" + sweep.report.meta.shard + "' in this sweep");
+    differences.push_back("shard is '" + earlier.meta.shard + "' in " + path.string() + " and '" + sweep.report.meta.shard +
+                          "' in this sweep");
   }
-  if (!differences.empty()) throw ConfigError("--resume cannot continue: " + differences.front() + "; choose another --report or leave out --resume");
+  if (!differences.empty())
+    throw ConfigError("--resume cannot continue: " + differences.front() + "; choose another --report or leave out --resume");
   earlier.meta.command_line = sweep.report.meta.command_line;
   sweep.report = std::move(earlier);
 }
@@ -194,7 +201,9 @@ void execute(Sweep& sweep, const std::filesystem::path& path, std::chrono::durat
   Progress progress("sweep", std::ssize(sweep.report.cases));
   Clock::time_point written = Clock::now();
   std::chrono::duration<double> interval = write_interval;
-  const auto before = [&](const CaseResult& row, std::int64_t done, std::int64_t) { progress.update(done, row.id + " (" + row.executor + ")"); };
+  const auto before = [&](const CaseResult& row, std::int64_t done, std::int64_t) {
+    progress.update(done, row.id + " (" + row.executor + ")");
+  };
   const auto after = [&](const Report&, std::int64_t, std::int64_t) {
     if (interrupted()) return false;
     if (Clock::now() - written >= interval) {
@@ -239,15 +248,18 @@ void run(const SweepOptions& options, int& exit_code) {
 void add_sweep_command(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("sweep", "Run and judge every case of a selection, write one report");
   auto options = std::make_shared<SweepOptions>(*command);
-  command->add_option("--executor", options->executor,
-                      "Columns: reference, optimized, both. Without a device, both marks the optimized column 'not run' and judges the "
-                      "reference alone; optimized exits with 4")
+  command
+      ->add_option("--executor", options->executor,
+                   "Columns: reference, optimized, both. Without a device, both marks the optimized column 'not run' and judges the "
+                   "reference alone; optimized exits with 4")
       ->type_name("WORD")
       ->capture_default_str();
-  command->add_option("--checkpoint", options->checkpoint, "Model folder in the Hugging Face layout (default: the shipped ouro-tiny)")->type_name("DIR");
+  command->add_option("--checkpoint", options->checkpoint, "Model folder in the Hugging Face layout (default: the shipped ouro-tiny)")
+      ->type_name("DIR");
   command->add_option("--report", options->report, "Report to write; replaced if it exists")->type_name("FILE")->capture_default_str();
   command
-      ->add_option("--jobs", options->jobs, "Reference cases run at once; they share out the threads (default: the threads, at most 4). Results do not depend on it")
+      ->add_option("--jobs", options->jobs,
+                   "Reference cases run at once; they share out the threads (default: the threads, at most 4). Results do not depend on it")
       ->type_name("N")
       ->check(CLI::Range(1, 1024));
   command->add_flag("--resume", options->resume,
@@ -259,8 +271,10 @@ void add_sweep_command(CLI::App& app, int& exit_code) {
       ->check(CLI::Range(0.0, 86400.0))
       ->capture_default_str();
   command->add_option("--seed", options->seed, "Seed of the bootstrap intervals")->type_name("N")->capture_default_str();
-  command->add_flag("--repeat", options->repeat, "Repeat every setting with taps attached and require equal bits (always on for --set smoke)");
-  CLI::Option* mutant = command->add_option("--mutant", options->mutant, "Plant a known fault in the reference; the sweep must fail")->type_name("NAME");
+  command->add_flag("--repeat", options->repeat,
+                    "Repeat every setting with taps attached and require equal bits (always on for --set smoke)");
+  CLI::Option* mutant =
+      command->add_option("--mutant", options->mutant, "Plant a known fault in the reference; the sweep must fail")->type_name("NAME");
   command->add_flag("--list-mutants", options->list_mutants, "Print the faults: name, switches they need, description")->excludes(mutant);
   command->add_option("--output", options->output, "console, json, csv")->type_name("FORMAT")->capture_default_str();
   command->footer(

@@ -12,13 +12,13 @@ namespace loopgauge::harness {
 
 using Renderer = void (*)(const Report& report, std::ostream& out);
 
-void render_terminal(const Report& report, std::ostream& out);   // verdict, failures, status, conformance, drift, memory
-void render_json(const Report& report, std::ostream& out);       // everything the file holds; NaN is null
-void render_csv(const Report& report, std::ostream& out);        // /cases, a line per row (RFC 4180); NaN is empty
+void render_terminal(const Report& report, std::ostream& out);  // verdict, failures, status, conformance, drift, memory
+void render_json(const Report& report, std::ostream& out);      // everything the file holds; NaN is null
+void render_csv(const Report& report, std::ostream& out);       // /cases, a line per row (RFC 4180); NaN is empty
 
 // The formats `report` and `sweep` offer, the default first. A new format is a renderer and a line here.
 struct RendererInfo {
-  std::string_view name;          // value of --output, and the flag --<name> of `report`
+  std::string_view name;  // value of --output, and the flag --<name> of `report`
   std::string_view description;
   Renderer render;
 };

@@ -21,9 +21,12 @@ Json row_json(const Row& row) {
         [&](auto member) {
           using T = std::remove_cvref_t<decltype(row.*member)>;
           Json& cell = json[std::string(column.name)];
-          if constexpr (std::is_same_v<T, CaseStatus>) cell = std::string(to_string(row.*member));
-          else if constexpr (std::is_same_v<T, double>) cell = std::isfinite(row.*member) ? Json(row.*member) : Json(nullptr);
-          else cell = row.*member;
+          if constexpr (std::is_same_v<T, CaseStatus>)
+            cell = std::string(to_string(row.*member));
+          else if constexpr (std::is_same_v<T, double>)
+            cell = std::isfinite(row.*member) ? Json(row.*member) : Json(nullptr);
+          else
+            cell = row.*member;
         },
         column.member);
   }
@@ -39,7 +42,11 @@ void render_json(const Report& report, std::ostream& out) {
   json["schema_version"] = std::to_string(kReportMajor) + "." + std::to_string(kReportMinor);
   json["verdict"] = std::string(to_string(verdict(report)));
   json["status"] = is_complete(report) ? "complete" : "incomplete";
-  json["counts"] = {{"passed", counts.passed}, {"failed", counts.failed}, {"error", counts.error}, {"skipped", counts.skipped}, {"not_run", counts.not_run}};
+  json["counts"] = {{"passed", counts.passed},
+                    {"failed", counts.failed},
+                    {"error", counts.error},
+                    {"skipped", counts.skipped},
+                    {"not_run", counts.not_run}};
   json["meta"] = row_json(report.meta);
   json["cases"] = Json::array();
   for (const CaseResult& result : report.cases) {

@@ -45,7 +45,8 @@ StatusCounts total(const StatusMatrix& matrix) {
 void print_verdict(const Report& report, std::ostream& out) {
   const ReportMeta& meta = report.meta;
   std::string word(words(verdict(report)));
-  std::transform(word.begin(), word.end(), word.begin(), [](char c) { return static_cast<char>(c >= 'a' && c <= 'z' ? c - 'a' + 'A' : c); });
+  std::transform(word.begin(), word.end(), word.begin(),
+                 [](char c) { return static_cast<char>(c >= 'a' && c <= 'z' ? c - 'a' + 'A' : c); });
   out << word << ": " << meta.title << (is_complete(report) ? "" : " (incomplete)") << "\n";
   out << "  model " << meta.model_sha256.substr(0, 16) << ", loopgauge " << meta.tool_version << " (" << meta.source_revision.substr(0, 12)
       << (meta.source_revision.ends_with("-dirty") ? "-dirty" : "") << "), " << meta.compiler << ", seed " << meta.seed;
@@ -80,7 +81,8 @@ void print_not_run(const StatusMatrix& matrix, const Report& report, std::ostrea
       ++reasons[{row.status, row.reason}];
     }
   }
-  for (const auto& [key, count] : reasons) out << "  " << words(key.first) << ": " << key.second << " (" << count << (count == 1 ? " case)\n" : " cases)\n");
+  for (const auto& [key, count] : reasons)
+    out << "  " << words(key.first) << ": " << key.second << " (" << count << (count == 1 ? " case)\n" : " cases)\n");
 }
 
 void print_status(const Report& report, std::ostream& out) {
@@ -107,14 +109,17 @@ void print_status(const Report& report, std::ostream& out) {
 void print_drift(const Report& report, std::ostream& out) {
   const std::vector<SettingDrift> drifts = setting_drifts(report);
   if (drifts.empty()) return;
-  out << "\nDrift from dense Ouro on the same executor (KL in nats; pooled over traces; per trace with intervals: /case/<n>/drift_summary)\n";
-  TextTable table({"setting", "executor", "traces", "rows", "same top-1", "95 % interval", "KL mean", "KL p99", "KL max", "first token KL", "bits/byte", "accuracy"});
+  out << "\nDrift from dense Ouro on the same executor (KL in nats; pooled over traces; per trace with intervals: "
+         "/case/<n>/drift_summary)\n";
+  TextTable table({"setting", "executor", "traces", "rows", "same top-1", "95 % interval", "KL mean", "KL p99", "KL max", "first token KL",
+                   "bits/byte", "accuracy"});
   for (const SettingDrift& drift : drifts) {
     const std::string interval =
         drift.rows == 0 ? "-" : short_number(100.0 * drift.same_top1_low, 4) + ".." + short_number(100.0 * drift.same_top1_high, 4);
-    table.add({drift.settings, drift.executor, std::to_string(drift.traces), std::to_string(drift.rows), percent(drift.same_top1, 2), interval,
-               short_number(drift.kl_mean), short_number(drift.kl_p99), short_number(drift.kl_max), short_number(drift.first_token_kl),
-               short_number(drift.bits_per_byte, 4), drift.answers == 0 ? "-" : percent(drift.task_accuracy) + " of " + std::to_string(drift.answers)});
+    table.add({drift.settings, drift.executor, std::to_string(drift.traces), std::to_string(drift.rows), percent(drift.same_top1, 2),
+               interval, short_number(drift.kl_mean), short_number(drift.kl_p99), short_number(drift.kl_max),
+               short_number(drift.first_token_kl), short_number(drift.bits_per_byte, 4),
+               drift.answers == 0 ? "-" : percent(drift.task_accuracy) + " of " + std::to_string(drift.answers)});
   }
   table.print(out);
 }
@@ -144,12 +149,14 @@ void print_memory(const Report& report, std::ostream& out) {
   const MemoryTable memory = memory_table(report);
   if (memory.rows.empty()) return;
   // Categories that hold K/V; the others do not depend on the setting or are the runtime's.
-  const std::vector<std::string> kv{"base payload", "residual payload", "parameters", "activity maps", "padding", "BF16 tail", "BF16 planes", "inherited references"};
+  const std::vector<std::string> kv{"base payload", "residual payload", "parameters",  "activity maps",
+                                    "padding",      "BF16 tail",        "BF16 planes", "inherited references"};
   out << "\nPredicted K/V memory of trace " << memory.trace << ", steady state, physical bytes (ratio: dense / this)\n";
   std::vector<std::string> header{"setting"};
   std::vector<std::string> used;
   for (const std::string& category : kv) {
-    const bool any = std::any_of(memory.rows.begin(), memory.rows.end(), [&](const SettingMemory& row) { return row.categories.contains(category); });
+    const bool any =
+        std::any_of(memory.rows.begin(), memory.rows.end(), [&](const SettingMemory& row) { return row.categories.contains(category); });
     if (any) used.push_back(category);
   }
   header.insert(header.end(), used.begin(), used.end());

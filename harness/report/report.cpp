@@ -47,11 +47,21 @@ StatusCounts count_statuses(const Report& report) {
   StatusCounts counts;
   for (const CaseResult& row : report.cases) {
     switch (row.status) {
-      case CaseStatus::passed: ++counts.passed; break;
-      case CaseStatus::skipped: ++counts.skipped; break;
-      case CaseStatus::not_run: ++counts.not_run; break;
-      case CaseStatus::failed: ++counts.failed; break;
-      case CaseStatus::error: ++counts.error; break;
+      case CaseStatus::passed:
+        ++counts.passed;
+        break;
+      case CaseStatus::skipped:
+        ++counts.skipped;
+        break;
+      case CaseStatus::not_run:
+        ++counts.not_run;
+        break;
+      case CaseStatus::failed:
+        ++counts.failed;
+        break;
+      case CaseStatus::error:
+        ++counts.error;
+        break;
     }
   }
   return counts;
@@ -77,10 +87,14 @@ CaseStatus verdict(const Report& report) {
 int exit_code_of(CaseStatus status) {
   switch (status) {
     case CaseStatus::passed:
-    case CaseStatus::skipped: return 0;
-    case CaseStatus::not_run: return 5;
-    case CaseStatus::failed: return 1;
-    case CaseStatus::error: return 6;
+    case CaseStatus::skipped:
+      return 0;
+    case CaseStatus::not_run:
+      return 5;
+    case CaseStatus::failed:
+      return 1;
+    case CaseStatus::error:
+      return 6;
   }
   throw InternalError("a case status has no exit code");
 }

@@ -24,40 +24,41 @@ enum class CaseStatus {
   failed,   // a check does not hold
   error,    // the case could not be judged: something other than the numbers broke
 };
-std::string_view to_string(CaseStatus status);            // "passed", "skipped", "not_run", "failed", "error"
-CaseStatus parse_case_status(std::string_view text);      // throws FileError listing the words
+std::string_view to_string(CaseStatus status);        // "passed", "skipped", "not_run", "failed", "error"
+CaseStatus parse_case_status(std::string_view text);  // throws FileError listing the words
 CaseStatus worse(CaseStatus a, CaseStatus b);
 
 // One check that decided the status of a case. `status` is passed, failed, skipped or not_run.
 struct CheckRow {
-  std::string name;        // "audit", "split_equals_serial", "repeat_with_taps", "mutant_equals_clean", ...
+  std::string name;  // "audit", "split_equals_serial", "repeat_with_taps", "mutant_equals_clean", ...
   std::string status;
-  std::string detail;      // for failed: what was found, where; for skipped: why
+  std::string detail;  // for failed: what was found, where; for skipped: why
 };
 
 // SHA-256 of one record group over all requests (harness/io/digest.hpp).
 struct DigestRow {
-  std::string group;       // "tokens", "logits", "hidden", ...
-  std::string sha256;      // lower-case hex
+  std::string group;   // "tokens", "logits", "hidden", ...
+  std::string sha256;  // lower-case hex
 };
 
-// Distance of one operation's outputs from the reference's, for equal inputs; or of whole runs, one metric of harness/compare/distances.hpp.
+// Distance of one operation's outputs from the reference's, for equal inputs; or of whole runs, one metric of
+// harness/compare/distances.hpp.
 struct ToleranceRow {
-  std::string operation;   // models/spec/op_list.hpp; a metric for whole runs
+  std::string operation;  // models/spec/op_list.hpp; a metric for whole runs
   std::int64_t loop = -1;
   std::int64_t elements = 0;
   double max_ulp = kNotApplicable;
   double max_absolute = kNotApplicable;
-  std::string max_index;   // where the largest error is: "request 0 position 17 layer 2 element 5"
+  std::string max_index;  // where the largest error is: "request 0 position 17 layer 2 element 5"
   double rms = kNotApplicable;
   double p50 = kNotApplicable, p90 = kNotApplicable, p99 = kNotApplicable, p999 = kNotApplicable;
   std::int64_t nan_count = 0;
   std::int64_t inf_count = 0;
-  double limit = kNotApplicable;          // the operation's declared bound
+  double limit = kNotApplicable;  // the operation's declared bound
   double error_over_bound = kNotApplicable;
   std::string verdict = {};
-  std::string level = {};                 // "operation", "decision_forced", "teacher_forced"
-  std::string source = {};                // whose distance from the reference: "candidate", or a yardstick, "reordered", "double"
+  std::string level = {};   // "operation", "decision_forced", "teacher_forced"
+  std::string source = {};  // whose distance from the reference: "candidate", or a yardstick, "reordered", "double"
 };
 
 // One discrete decision (selected token, selected key, argmax, exit, code) that differs between two executions.
@@ -68,32 +69,32 @@ struct DecisionRow {
   std::int64_t loop = -1;
   std::int64_t layer = -1;
   std::int64_t head = -1;
-  double margin = kNotApplicable;         // distance to the other decision in the reference
-  double difference = kNotApplicable;     // of this element between the executions
+  double margin = kNotApplicable;      // distance to the other decision in the reference
+  double difference = kNotApplicable;  // of this element between the executions
   bool explained = false;
-  bool root = true;                       // no earlier flip lies in its causal past
+  bool root = true;  // no earlier flip lies in its causal past
   std::string detail;
 };
 
 // Candidate against dense, per logits row.
 struct DriftRow {
   std::int64_t request = 0;
-  std::int64_t row = 0;                   // 0 after the prompt, j + 1 after feeding token j
-  std::int64_t position = 0;              // absolute position whose hidden state the row is read from
-  double kl = kNotApplicable;             // KL(dense || candidate)
+  std::int64_t row = 0;        // 0 after the prompt, j + 1 after feeding token j
+  std::int64_t position = 0;   // absolute position whose hidden state the row is read from
+  double kl = kNotApplicable;  // KL(dense || candidate)
   bool same_top1 = false;
   double top1_probability_change = kNotApplicable;  // candidate minus dense, of the dense top-1 token
 };
 
 // A number over a trace with its uncertainty: KL mean and percentiles, same top-1, bits per byte, perplexity, task accuracy.
 struct DriftSummaryRow {
-  std::string metric;      // "kl_mean", "kl_p99", ...
-  std::string scope;       // "first_token" (row 0), "continuation" (rows >= 1), "all"
+  std::string metric;  // "kl_mean", "kl_p99", ...
+  std::string scope;   // "first_token" (row 0), "continuation" (rows >= 1), "all"
   double value = kNotApplicable;
-  double low = kNotApplicable;            // 95 % interval
+  double low = kNotApplicable;  // 95 % interval
   double high = kNotApplicable;
   std::int64_t samples = 0;
-  std::string method;      // how the interval was obtained
+  std::string method;  // how the interval was obtained
 };
 
 // Speculation, one row per draft position (position 0: the pending token's own round).
@@ -101,44 +102,44 @@ struct AcceptanceRow {
   std::int64_t draft_position = 0;
   std::int64_t drafted = 0;
   std::int64_t accepted = 0;
-  std::int64_t rounds_emitting_this_many = 0;       // rounds that emitted draft_position + 1 tokens
-  std::int64_t verifier_serial_divergences = 0;     // tokens here that differ from serial execution
+  std::int64_t rounds_emitting_this_many = 0;    // rounds that emitted draft_position + 1 tokens
+  std::int64_t verifier_serial_divergences = 0;  // tokens here that differ from serial execution
 };
 
 struct MemoryRow {
-  std::string category;    // the words of TERMINOLOGY.md: "base payload", "residual payload", ...
-  std::string phase;       // "steady", "peak"
-  std::string source;      // "predicted", "measured"
-  std::int64_t logical_bytes = 0;         // bytes that carry information
-  std::int64_t physical_bytes = 0;        // bytes taken, padding and page granularity included
+  std::string category;             // the words of TERMINOLOGY.md: "base payload", "residual payload", ...
+  std::string phase;                // "steady", "peak"
+  std::string source;               // "predicted", "measured"
+  std::int64_t logical_bytes = 0;   // bytes that carry information
+  std::int64_t physical_bytes = 0;  // bytes taken, padding and page granularity included
 };
 
 struct TimingRow {
-  std::string phase;       // "run": the whole case on this executor
+  std::string phase;  // "run": the whole case on this executor
   std::int64_t repetition = 0;
   double seconds = kNotApplicable;
 };
 
 struct CaseResult {
   // Identity
-  std::int64_t ordinal = 0;               // index of the case in the whole, unsharded request
+  std::int64_t ordinal = 0;  // index of the case in the whole, unsharded request
   std::string id;
   std::string mode;
   std::string switches;
-  std::string policy;                     // empty with Q off
-  std::string timing;                     // empty with Q off
+  std::string policy;  // empty with Q off
+  std::string timing;  // empty with Q off
   std::string trace;
-  std::string executor;                   // "reference", "optimized", "mutant:<name>"
-  std::string profile;                    // "declared"; empty for the optimized column
-  std::string configuration;              // EffectiveConfig::canonical_json()
+  std::string executor;       // "reference", "optimized", "mutant:<name>"
+  std::string profile;        // "declared"; empty for the optimized column
+  std::string configuration;  // EffectiveConfig::canonical_json()
 
   // Verdict
   CaseStatus status = CaseStatus::not_run;
-  std::string reason;                     // empty only for passed
+  std::string reason;  // empty only for passed
 
   // Headline numbers; the drift ones cover rows >= 1 ("continuation"), row 0 has its own
-  double same_top1 = kNotApplicable;      // fraction
-  double kl_mean = kNotApplicable;        // nats
+  double same_top1 = kNotApplicable;  // fraction
+  double kl_mean = kNotApplicable;    // nats
   double kl_max = kNotApplicable;
   double first_token_kl = kNotApplicable;
   double bits_per_byte = kNotApplicable;
@@ -163,26 +164,26 @@ struct ReportMeta {
   std::string source_revision;
   std::string compiler;
   std::string model_sha256;
-  std::string model_config;               // one line of JSON
-  std::string device;                     // device and driver of the optimized column, or why there is none
+  std::string model_config;  // one line of JSON
+  std::string device;        // device and driver of the optimized column, or why there is none
   bool device_available = false;
   std::string cpu;
-  std::string set;                        // name of the set, or "traces"
-  std::string set_sha256;                 // identity of the unsharded request: case ids, configurations and trace bytes
-  std::string executors;                  // "reference", "optimized", "both"
-  std::string mutant;                     // planted fault, empty for a real sweep
-  std::string configuration;              // options that hold for all cases, one line of sorted JSON
+  std::string set;            // name of the set, or "traces"
+  std::string set_sha256;     // identity of the unsharded request: case ids, configurations and trace bytes
+  std::string executors;      // "reference", "optimized", "both"
+  std::string mutant;         // planted fault, empty for a real sweep
+  std::string configuration;  // options that hold for all cases, one line of sorted JSON
   std::string command_line;
   std::string seed;
-  std::string shard;                      // "1/4"; "1/4,3/4" when merged; empty: the whole request
-  std::int64_t case_count = 0;            // cases of the unsharded request
-  std::string started;                    // UTC, ISO 8601
-  std::string finished;                   // of the last write
+  std::string shard;            // "1/4"; "1/4,3/4" when merged; empty: the whole request
+  std::int64_t case_count = 0;  // cases of the unsharded request
+  std::string started;          // UTC, ISO 8601
+  std::string finished;         // of the last write
 };
 
 struct Report {
   ReportMeta meta;
-  std::vector<CaseResult> cases;          // ordered by (ordinal, executor column)
+  std::vector<CaseResult> cases;  // ordered by (ordinal, executor column)
 };
 
 struct StatusCounts {

@@ -30,14 +30,18 @@ struct Stored<CaseStatus> {
 
 template <class T>
 typename Stored<T>::type to_stored(const T& value) {
-  if constexpr (std::is_same_v<T, CaseStatus>) return std::string(to_string(value));
-  else return static_cast<typename Stored<T>::type>(value);
+  if constexpr (std::is_same_v<T, CaseStatus>)
+    return std::string(to_string(value));
+  else
+    return static_cast<typename Stored<T>::type>(value);
 }
 
 template <class T>
 T from_stored(const typename Stored<T>::type& value) {
-  if constexpr (std::is_same_v<T, CaseStatus>) return parse_case_status(value);
-  else return static_cast<T>(value);
+  if constexpr (std::is_same_v<T, CaseStatus>)
+    return parse_case_status(value);
+  else
+    return static_cast<T>(value);
 }
 
 template <class Member>
@@ -123,9 +127,12 @@ void write_meta(const h5::Group& meta, const Report& report) {
         [&](auto member) {
           using T = typename MemberType<decltype(member)>::type;
           const std::string name(column.name);
-          if constexpr (std::is_same_v<T, bool>) meta.set_attribute(name, report.meta.*member ? 1 : 0);
-          else if constexpr (std::is_same_v<T, CaseStatus>) meta.set_attribute(name, to_string(report.meta.*member));
-          else meta.set_attribute(name, report.meta.*member);
+          if constexpr (std::is_same_v<T, bool>)
+            meta.set_attribute(name, report.meta.*member ? 1 : 0);
+          else if constexpr (std::is_same_v<T, CaseStatus>)
+            meta.set_attribute(name, to_string(report.meta.*member));
+          else
+            meta.set_attribute(name, report.meta.*member);
         },
         column.member);
   }
@@ -138,11 +145,16 @@ ReportMeta read_meta(const h5::Group& group) {
         [&](auto member) {
           using T = typename MemberType<decltype(member)>::type;
           const std::string name(column.name);
-          if constexpr (std::is_same_v<T, bool>) meta.*member = group.int_attribute(name) != 0;
-          else if constexpr (std::is_same_v<T, std::int64_t>) meta.*member = group.int_attribute(name);
-          else if constexpr (std::is_same_v<T, double>) meta.*member = group.double_attribute(name);
-          else if constexpr (std::is_same_v<T, CaseStatus>) meta.*member = parse_case_status(group.string_attribute(name));
-          else meta.*member = group.string_attribute(name);
+          if constexpr (std::is_same_v<T, bool>)
+            meta.*member = group.int_attribute(name) != 0;
+          else if constexpr (std::is_same_v<T, std::int64_t>)
+            meta.*member = group.int_attribute(name);
+          else if constexpr (std::is_same_v<T, double>)
+            meta.*member = group.double_attribute(name);
+          else if constexpr (std::is_same_v<T, CaseStatus>)
+            meta.*member = parse_case_status(group.string_attribute(name));
+          else
+            meta.*member = group.string_attribute(name);
         },
         column.member);
   }
@@ -210,7 +222,8 @@ Report read_report(const std::filesystem::path& path) {
   report.cases = read_table<CaseResult>(root.open_group("cases"), "case", newer_minor);
   const h5::Group case_groups = root.open_group("case");
   if (case_groups.members().size() != report.cases.size()) {
-    case_groups.fail(std::to_string(case_groups.members().size()) + " groups for " + std::to_string(report.cases.size()) + " rows of /cases");
+    case_groups.fail(std::to_string(case_groups.members().size()) + " groups for " + std::to_string(report.cases.size()) +
+                     " rows of /cases");
   }
   for (std::size_t n = 0; n < report.cases.size(); ++n) {
     CaseResult& result = report.cases[n];

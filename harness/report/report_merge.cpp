@@ -13,8 +13,9 @@ namespace loopgauge::harness {
 
 namespace {
 
-constexpr std::array<std::string_view, 13> kRequestFields{"tool_version", "source_revision", "compiler",      "model_sha256", "model_config", "set",       "set_sha256",
-                                                          "executors",    "mutant",          "configuration", "seed",         "device",       "case_count"};
+constexpr std::array<std::string_view, 13> kRequestFields{"tool_version", "source_revision", "compiler",  "model_sha256", "model_config",
+                                                          "set",          "set_sha256",      "executors", "mutant",       "configuration",
+                                                          "seed",         "device",          "case_count"};
 
 // "1/4,3/4" -> the shards, and how many there are.
 struct ShardList {
@@ -57,14 +58,16 @@ std::string join_distinct(const std::string& a, const std::string& b) {
 
 }  // namespace
 
-std::vector<std::string> request_differences(const ReportMeta& a, const ReportMeta& b, const std::string& name_a, const std::string& name_b) {
+std::vector<std::string> request_differences(const ReportMeta& a, const ReportMeta& b, const std::string& name_a,
+                                             const std::string& name_b) {
   std::vector<std::string> differences;
   const auto quoted = [](const std::string& text) { return text.empty() ? std::string("empty") : "'" + text + "'"; };
   for (const Column<ReportMeta>& column : columns<ReportMeta>()) {
     if (std::find(kRequestFields.begin(), kRequestFields.end(), column.name) == kRequestFields.end()) continue;
     const std::string text_a = cell_text(a, column), text_b = cell_text(b, column);
     if (text_a == text_b) continue;
-    differences.push_back(std::string(column.name) + " is " + quoted(text_a) + " in " + name_a + " and " + quoted(text_b) + " in " + name_b);
+    differences.push_back(std::string(column.name) + " is " + quoted(text_a) + " in " + name_a + " and " + quoted(text_b) + " in " +
+                          name_b);
   }
   return differences;
 }
@@ -85,8 +88,8 @@ Report merge_reports(const std::vector<NamedReport>& reports) {
     if (meta.shard.empty()) throw ConfigError(part.name + " holds the whole request: there is nothing to merge it with");
     const ShardList list = parse_shards(meta.shard, part.name);
     if (shard_count != 0 && list.count != shard_count) {
-      throw ConfigError("the reports cannot be merged: " + part.name + " is of " + std::to_string(list.count) + " shards, " + first.name + " of " +
-                        std::to_string(shard_count));
+      throw ConfigError("the reports cannot be merged: " + part.name + " is of " + std::to_string(list.count) + " shards, " + first.name +
+                        " of " + std::to_string(shard_count));
     }
     shard_count = list.count;
     for (const int index : list.indices) {
@@ -98,7 +101,8 @@ Report merge_reports(const std::vector<NamedReport>& reports) {
     }
     for (const CaseResult& row : part.report.cases) {
       const auto [place, added] = owner.try_emplace({row.ordinal, row.executor}, &part.name);
-      if (!added) throw ConfigError("the reports overlap: " + row.id + " (" + row.executor + ") is in " + *place->second + " and in " + part.name);
+      if (!added)
+        throw ConfigError("the reports overlap: " + row.id + " (" + row.executor + ") is in " + *place->second + " and in " + part.name);
       merged.cases.push_back(row);
     }
     merged.meta.command_line = join_distinct(merged.meta.command_line, meta.command_line);

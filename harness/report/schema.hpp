@@ -16,8 +16,8 @@
 namespace loopgauge::harness {
 
 inline constexpr std::string_view kReportFormat = "loopgauge-report";
-inline constexpr int kReportMajor = 1;   // changes of meaning
-inline constexpr int kReportMinor = 0;   // additions
+inline constexpr int kReportMajor = 1;  // changes of meaning
+inline constexpr int kReportMinor = 0;  // additions
 
 // One column of a table whose rows are `Row`. Units are UDUNITS words, "1" for ratios and counts, "" for text.
 template <class Row>
@@ -32,9 +32,9 @@ template <class Row>
 std::span<const Column<Row>> columns();
 
 template <>
-std::span<const Column<ReportMeta>> columns();   // attributes of /meta
+std::span<const Column<ReportMeta>> columns();  // attributes of /meta
 template <>
-std::span<const Column<CaseResult>> columns();   // datasets of /cases
+std::span<const Column<CaseResult>> columns();  // datasets of /cases
 template <>
 std::span<const Column<CheckRow>> columns();
 template <>
@@ -59,7 +59,8 @@ template <class Visit>
 void visit_tables(Visit&& visit) {
   visit("checks", "Checks that decided the status, a row per check", &CaseResult::checks);
   visit("digests", "SHA-256 of every record group (digest-v1), a row per group", &CaseResult::digests);
-  visit("tolerance", "Distance from the reference, a row per operation (equal inputs) or metric (whole runs) and loop", &CaseResult::tolerance);
+  visit("tolerance", "Distance from the reference, a row per operation (equal inputs) or metric (whole runs) and loop",
+        &CaseResult::tolerance);
   visit("decisions", "Discrete decisions that differ from the reference, a row per flip", &CaseResult::decisions);
   visit("drift", "Distance from dense Ouro on the same executor, a row per logits row", &CaseResult::drift);
   visit("drift_summary", "Drift of the whole trace with its uncertainty, a row per metric and scope", &CaseResult::drift_summary);

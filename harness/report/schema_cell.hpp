@@ -22,11 +22,16 @@ std::string cell_text(const Row& row, const Column<Row>& column) {
   return std::visit(
       [&](auto member) -> std::string {
         using T = std::remove_cvref_t<decltype(row.*member)>;
-        if constexpr (std::is_same_v<T, std::string>) return row.*member;
-        else if constexpr (std::is_same_v<T, CaseStatus>) return std::string(to_string(row.*member));
-        else if constexpr (std::is_same_v<T, bool>) return row.*member ? "true" : "false";
-        else if constexpr (std::is_same_v<T, double>) return number_text(row.*member);
-        else return std::to_string(row.*member);
+        if constexpr (std::is_same_v<T, std::string>)
+          return row.*member;
+        else if constexpr (std::is_same_v<T, CaseStatus>)
+          return std::string(to_string(row.*member));
+        else if constexpr (std::is_same_v<T, bool>)
+          return row.*member ? "true" : "false";
+        else if constexpr (std::is_same_v<T, double>)
+          return number_text(row.*member);
+        else
+          return std::to_string(row.*member);
       },
       column.member);
 }

@@ -16,11 +16,21 @@ void push_unique(std::vector<std::string>& list, const std::string& value) {
 
 void count(StatusCounts& counts, CaseStatus status) {
   switch (status) {
-    case CaseStatus::passed: ++counts.passed; break;
-    case CaseStatus::skipped: ++counts.skipped; break;
-    case CaseStatus::not_run: ++counts.not_run; break;
-    case CaseStatus::failed: ++counts.failed; break;
-    case CaseStatus::error: ++counts.error; break;
+    case CaseStatus::passed:
+      ++counts.passed;
+      break;
+    case CaseStatus::skipped:
+      ++counts.skipped;
+      break;
+    case CaseStatus::not_run:
+      ++counts.not_run;
+      break;
+    case CaseStatus::failed:
+      ++counts.failed;
+      break;
+    case CaseStatus::error:
+      ++counts.error;
+      break;
   }
 }
 
@@ -159,7 +169,8 @@ std::vector<FlipCount> flip_counts(const Report& report) {
   std::vector<FlipCount> list;
   for (const CaseResult& row : report.cases) {
     for (const DecisionRow& flip : row.decisions) {
-      auto count_of = std::find_if(list.begin(), list.end(), [&](const FlipCount& other) { return other.executor == row.executor && other.kind == flip.kind; });
+      auto count_of = std::find_if(list.begin(), list.end(),
+                                   [&](const FlipCount& other) { return other.executor == row.executor && other.kind == flip.kind; });
       if (count_of == list.end()) {
         list.push_back({row.executor, flip.kind, 0, 0, kNotApplicable});
         count_of = list.end() - 1;

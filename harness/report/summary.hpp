@@ -19,24 +19,24 @@ struct StatusMatrix {
   std::string executor;
   std::vector<std::string> settings;
   std::vector<std::string> modes;
-  std::map<std::pair<std::string, std::string>, StatusCounts> cells;   // (setting, mode)
+  std::map<std::pair<std::string, std::string>, StatusCounts> cells;  // (setting, mode)
 };
-std::vector<StatusMatrix> status_matrices(const Report& report);       // a matrix per executor column
+std::vector<StatusMatrix> status_matrices(const Report& report);  // a matrix per executor column
 
 // Drift of one setting on one executor, pooled over the traces: percentiles and means are those of all their rows together.
 struct SettingDrift {
   std::string executor;
   std::string settings;
   int traces = 0;
-  std::int64_t rows = 0;                       // continuation rows
+  std::int64_t rows = 0;  // continuation rows
   double same_top1 = kNotApplicable;
-  double same_top1_low = kNotApplicable, same_top1_high = kNotApplicable;   // 95 % Wilson interval
+  double same_top1_low = kNotApplicable, same_top1_high = kNotApplicable;  // 95 % Wilson interval
   double kl_mean = kNotApplicable, kl_p99 = kNotApplicable, kl_max = kNotApplicable;
-  std::string kl_max_where;                    // "<case id> request r position p"
-  double first_token_kl = kNotApplicable;      // mean over requests
+  std::string kl_max_where;                // "<case id> request r position p"
+  double first_token_kl = kNotApplicable;  // mean over requests
   std::int64_t first_tokens = 0;
-  double bits_per_byte = kNotApplicable;       // over all scored tokens
-  double task_accuracy = kNotApplicable;       // over all answers
+  double bits_per_byte = kNotApplicable;  // over all scored tokens
+  double task_accuracy = kNotApplicable;  // over all answers
   std::int64_t answers = 0;
 };
 // Serial rows only: other modes have the same bits or are failures of their own. Mutants and rows without drift are left out.
@@ -45,28 +45,28 @@ std::vector<SettingDrift> setting_drifts(const Report& report);
 // How near one metric or operation came to its limit over all cases of a column: the worst loop of the worst case.
 struct MetricConformance {
   std::string executor;
-  std::string level;                           // "operation", "decision_forced", "teacher_forced"
+  std::string level;  // "operation", "decision_forced", "teacher_forced"
   std::string operation;
-  int values = 0, failed = 0;                  // judged: one per case and loop
-  double error_over_bound = kNotApplicable;    // at most 1 passes
+  int values = 0, failed = 0;                // judged: one per case and loop
+  double error_over_bound = kNotApplicable;  // at most 1 passes
   std::int64_t loop = -1;
-  std::string where;                           // "<case id> <index>"
+  std::string where;  // "<case id> <index>"
 };
-std::vector<MetricConformance> metric_conformances(const Report& report);   // judged rows, in order of first appearance
+std::vector<MetricConformance> metric_conformances(const Report& report);  // judged rows, in order of first appearance
 
 // Decisions of one kind that differ from the reference, of those that the report lists (roots, and all that are unexplained).
 struct FlipCount {
   std::string executor;
   std::string kind;
   std::int64_t roots = 0, unexplained = 0;
-  double largest_margin = kNotApplicable;      // of explained roots
+  double largest_margin = kNotApplicable;  // of explained roots
 };
 std::vector<FlipCount> flip_counts(const Report& report);
 
 // Steady bytes of the trace with most of them, per setting.
 struct SettingMemory {
   std::string settings;
-  std::map<std::string, MemoryRow> categories;   // predicted, steady, by category
+  std::map<std::string, MemoryRow> categories;  // predicted, steady, by category
   double ratio = kNotApplicable;
 };
 struct MemoryTable {

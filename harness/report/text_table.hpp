@@ -23,7 +23,7 @@ class TextTable {
 
 // `digits` significant digits without trailing zeros, "-" for NaN.
 std::string short_number(double value, int digits = 3);
-std::string percent(double fraction, int decimals = 1);      // "95.3 %", "-"
-std::string byte_count(std::int64_t bytes);                  // "713 B", "1.53 KiB", "12.1 MiB"
+std::string percent(double fraction, int decimals = 1);  // "95.3 %", "-"
+std::string byte_count(std::int64_t bytes);              // "713 B", "1.53 KiB", "12.1 MiB"
 
 }  // namespace loopgauge::harness

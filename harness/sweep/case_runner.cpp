@@ -44,9 +44,7 @@ Case with_mode(const Case& value, std::string_view mode) {
 }
 
 // Every legal plan gives the same bits with Q off or serial_aligned (SPEC.md, "Execution modes").
-bool plans_agree(const EffectiveConfig& config) {
-  return !config.q().enabled || config.q().timing == EncodingTiming::serial_aligned;
-}
+bool plans_agree(const EffectiveConfig& config) { return !config.q().enabled || config.q().timing == EncodingTiming::serial_aligned; }
 
 // What is kept of a dense run: enough for drift.
 RunRecord logits_only(const RunRecord& record) {
@@ -177,8 +175,8 @@ const CaseResult& CaseRunner::serial_row(const Case& value, const Trace& trace) 
   return found->second;
 }
 
-void CaseRunner::compare_with_serial(const Case& value, const Trace& trace, const Run& actual, const CountingTap* tap, const CaseResult& serial,
-                                     CaseResult& row) {
+void CaseRunner::compare_with_serial(const Case& value, const Trace& trace, const Run& actual, const CountingTap* tap,
+                                     const CaseResult& serial, CaseResult& row) {
   const std::string expected = digest_of(serial, "all");
   if (actual.digests.at("all") == expected) {
     row.checks.push_back(passed_check(kEqualsSerialCheck, "digest " + expected));
@@ -265,9 +263,10 @@ void CaseRunner::judge_or_throw(const Case& value, const Trace& trace, const Com
   }
   if (!judged) judge_record(value, trace, actual.record, row);
   if (options_.repeat_with_taps && !tapped) {
-    row.checks.push_back(companions.tapped_later && plans_agree(resolve(value))
-                             ? skipped_check(kRepeatWithTapsCheck, "another plan of the same settings runs with taps and must give these bits")
-                             : repeat_with_taps(value, trace, actual));
+    row.checks.push_back(
+        companions.tapped_later && plans_agree(resolve(value))
+            ? skipped_check(kRepeatWithTapsCheck, "another plan of the same settings runs with taps and must give these bits")
+            : repeat_with_taps(value, trace, actual));
   }
   decide(row);
   if (keeps(value)) kept_ = ObservedRun{std::move(actual.record), std::move(actual.keys)};

@@ -31,8 +31,8 @@ struct CaseRunnerOptions {
 
 // What is known of the other cases of the same settings and trace.
 struct Companions {
-  const CaseResult* serial = nullptr;   // the finished row of the serial plan; null: serial is run when it is needed
-  bool tapped_later = false;            // another plan that must give the same bits will run with taps
+  const CaseResult* serial = nullptr;  // the finished row of the serial plan; null: serial is run when it is needed
+  bool tapped_later = false;           // another plan that must give the same bits will run with taps
 };
 
 class CaseRunner {

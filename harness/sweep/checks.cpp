@@ -43,7 +43,8 @@ void add_likelihood(std::vector<DriftSummaryRow>& rows, const std::string& prefi
 void add_memory(std::vector<MemoryRow>& rows, std::string_view phase, const MemoryBytes& bytes) {
   for (int i = 0; i < kMemoryCategories; ++i) {
     const auto category = static_cast<MemoryCategory>(i);
-    MemoryRow row{std::string(to_string(category)), std::string(phase), "predicted", bytes.logical_of(category), bytes.physical_of(category)};
+    MemoryRow row{std::string(to_string(category)), std::string(phase), "predicted", bytes.logical_of(category),
+                  bytes.physical_of(category)};
     if (row.logical_bytes != 0 || row.physical_bytes != 0) rows.push_back(std::move(row));
   }
 }
@@ -67,7 +68,8 @@ CheckRow audit_check(const AuditResult& result) {
     std::string detail = first.text;
     std::vector<std::string_view> others;
     for (const AuditFinding& finding : result.findings) {
-      if (finding.rule != first.rule && std::find(others.begin(), others.end(), finding.rule) == others.end()) others.push_back(finding.rule);
+      if (finding.rule != first.rule && std::find(others.begin(), others.end(), finding.rule) == others.end())
+        others.push_back(finding.rule);
     }
     const std::size_t more = result.findings.size() - 1;
     if (more > 0) detail += "; " + std::to_string(more) + (more == 1 ? " more finding" : " more findings");
@@ -163,7 +165,8 @@ MemoryInput memory_input(const RunRecord& record) {
     memory.prompt_length = request.prompt_length;
     memory.committed = request.prompt_length + request.fed;
     memory.active = request.active;
-    memory.exit_depths.assign(request.exit_depths.begin(), request.exit_depths.begin() + std::min<std::ptrdiff_t>(request.fed, std::ssize(request.exit_depths)));
+    memory.exit_depths.assign(request.exit_depths.begin(),
+                              request.exit_depths.begin() + std::min<std::ptrdiff_t>(request.fed, std::ssize(request.exit_depths)));
     input.requests.push_back(std::move(memory));
   }
   return input;

@@ -37,7 +37,7 @@ std::string divergence_text(const RecordComparison& comparison);
 void decide(CaseResult& result);
 
 std::vector<DigestRow> digest_rows(const Digests& digests);
-std::string digest_of(const CaseResult& result, std::string_view group);   // "" when absent
+std::string digest_of(const CaseResult& result, std::string_view group);  // "" when absent
 
 // Fills drift, drift_summary and the headline numbers that come from them.
 void set_drift(CaseResult& result, const Drift& drift, const Trace& trace);

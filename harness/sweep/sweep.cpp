@@ -123,14 +123,14 @@ struct Unit {
   bool optimized = false;
   const Trace* trace = nullptr;
   std::string settings;
-  std::vector<std::size_t> rows;   // indices into Report::cases
-  std::vector<Case> baselines;     // reference only: what candidates of this trace and setting are compared with, made after the rows
+  std::vector<std::size_t> rows;  // indices into Report::cases
+  std::vector<Case> baselines;    // reference only: what candidates of this trace and setting are compared with, made after the rows
 };
 
 class SweepLoop {
  public:
-  SweepLoop(const SweepRequest& request, const SweepExecutors& executors, const Checkpoint& checkpoint, Report& report, const BeforeCase& before,
-            const AfterCase& after)
+  SweepLoop(const SweepRequest& request, const SweepExecutors& executors, const Checkpoint& checkpoint, Report& report,
+            const BeforeCase& before, const AfterCase& after)
       : request_(request), executors_(executors), checkpoint_(checkpoint), report_(report), before_(before), after_(after) {
     for (const SweepCase& entry : request.cases) cases_[entry.ordinal] = &entry.value;
     for (std::size_t i = 0; i < report.cases.size(); ++i) {
@@ -191,15 +191,15 @@ class SweepLoop {
     if (executors_.reference.empty()) throw InternalError("the sweep has no reference to compare the optimized column with");
     const Case base = baseline_of(value);
     ++baseline_uses_[case_id(base)];
-    auto unit = std::find_if(units_.rbegin(), units_.rend(), [&](const Unit& other) {
-      return !other.optimized && other.trace == &trace && other.settings == settings;
-    });
+    auto unit = std::find_if(units_.rbegin(), units_.rend(),
+                             [&](const Unit& other) { return !other.optimized && other.trace == &trace && other.settings == settings; });
     if (unit == units_.rend()) {
       units_.push_back({false, &trace, settings, {}, {}});
       ++open_units_[{&trace, false}];
       unit = units_.rbegin();
     }
-    const bool known = std::any_of(unit->baselines.begin(), unit->baselines.end(), [&](const Case& other) { return case_id(other) == case_id(base); });
+    const bool known =
+        std::any_of(unit->baselines.begin(), unit->baselines.end(), [&](const Case& other) { return case_id(other) == case_id(base); });
     if (!known) unit->baselines.push_back(base);
   }
 
@@ -254,7 +254,8 @@ class SweepLoop {
     ConformanceBaselines::Entry entry;
     try {
       std::optional<ObservedRun> kept = runner.take_kept_run();
-      entry.baseline = std::make_shared<const ConformanceBaseline>(make_conformance_baseline(reference, checkpoint_, base, trace, std::move(kept)));
+      entry.baseline =
+          std::make_shared<const ConformanceBaseline>(make_conformance_baseline(reference, checkpoint_, base, trace, std::move(kept)));
     } catch (const Interrupted&) {
       throw;
     } catch (...) {
@@ -291,8 +292,10 @@ class SweepLoop {
       if (!conformance) return false;
     }
     // Judged aside, so that an interrupted case stays unreached.
-    if (with_mutant) runner.judge_mutant(value, *unit.trace, request_.mutant, row, mutant);
-    else runner.judge(value, *unit.trace, companions, row, conformance ? &*conformance : nullptr);
+    if (with_mutant)
+      runner.judge_mutant(value, *unit.trace, request_.mutant, row, mutant);
+    else
+      runner.judge(value, *unit.trace, companions, row, conformance ? &*conformance : nullptr);
 
     const std::lock_guard lock(mutex_);
     report_.cases[i] = std::move(row);
@@ -325,14 +328,14 @@ class SweepLoop {
   Report& report_;
   const BeforeCase& before_;
   const AfterCase& after_;
-  std::map<std::int64_t, const Case*> cases_;   // by ordinal
-  std::vector<Unit> units_;                     // in the order of their first rows
+  std::map<std::int64_t, const Case*> cases_;  // by ordinal
+  std::vector<Unit> units_;                    // in the order of their first rows
   DenseBaselines reference_baselines_, optimized_baselines_;
   ConformanceBaselines conformance_;
-  std::map<std::string, int> baseline_uses_;    // pending rows of the optimized column, by baseline; only its lane changes it
+  std::map<std::string, int> baseline_uses_;  // pending rows of the optimized column, by baseline; only its lane changes it
 
-  std::mutex mutex_;                            // guards what follows, the report and the callbacks
-  std::size_t next_[2] = {0, 0};                // reference, optimized
+  std::mutex mutex_;              // guards what follows, the report and the callbacks
+  std::size_t next_[2] = {0, 0};  // reference, optimized
   std::map<std::pair<const Trace*, bool>, int> open_units_;
   std::int64_t done_ = 0;
   bool stop_ = false;
@@ -343,9 +346,12 @@ class SweepLoop {
 
 std::string_view to_string(ExecutorChoice choice) {
   switch (choice) {
-    case ExecutorChoice::reference: return "reference";
-    case ExecutorChoice::optimized: return "optimized";
-    case ExecutorChoice::both: return "both";
+    case ExecutorChoice::reference:
+      return "reference";
+    case ExecutorChoice::optimized:
+      return "optimized";
+    case ExecutorChoice::both:
+      return "both";
   }
   throw InternalError("an executor choice has no word");
 }

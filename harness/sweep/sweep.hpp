@@ -22,14 +22,14 @@ std::string_view to_string(ExecutorChoice choice);
 ExecutorChoice parse_executor_choice(std::string_view text);  // throws ConfigError
 
 struct SweepCase {
-  std::int64_t ordinal = 0;               // index in the unsharded request
+  std::int64_t ordinal = 0;  // index in the unsharded request
   Case value;
 };
 
 struct SweepRequest {
-  std::string set;                        // name of the set, or "traces"
+  std::string set;  // name of the set, or "traces"
   std::vector<Trace> traces;
-  std::vector<SweepCase> cases;           // the whole request, in the order of enumerate_cases
+  std::vector<SweepCase> cases;  // the whole request, in the order of enumerate_cases
   ExecutorChoice executors = ExecutorChoice::both;
   Fault mutant = Fault::none;
   CaseRunnerOptions runner;

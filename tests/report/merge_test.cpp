@@ -16,7 +16,8 @@ namespace {
 NamedReport shard_of_sample(const std::string& shard, std::vector<std::int64_t> ordinals) {
   Report report = sample_report();
   report.meta.shard = shard;
-  std::erase_if(report.cases, [&](const CaseResult& row) { return std::find(ordinals.begin(), ordinals.end(), row.ordinal) == ordinals.end(); });
+  std::erase_if(report.cases,
+                [&](const CaseResult& row) { return std::find(ordinals.begin(), ordinals.end(), row.ordinal) == ordinals.end(); });
   return {"shard-" + shard.substr(0, 1) + ".h5", report};
 }
 
@@ -52,7 +53,8 @@ TEST(Merge, PartOfTheShardsSaysWhichItHoldsAndMergesOn) {
 
 TEST(Merge, RefusesOverlap) {
   EXPECT_NE(refusal({shard_of_sample("1/2", {0}), shard_of_sample("1/2", {1})}).find("overlap: shard 1/2"), std::string::npos);
-  EXPECT_NE(refusal({shard_of_sample("1/2", {0, 1}), shard_of_sample("2/2", {1})}).find("overlap: serial/t1s0q0/trace-1"), std::string::npos);
+  EXPECT_NE(refusal({shard_of_sample("1/2", {0, 1}), shard_of_sample("2/2", {1})}).find("overlap: serial/t1s0q0/trace-1"),
+            std::string::npos);
   EXPECT_NE(refusal({shard_of_sample("1/2", {0}), shard_of_sample("2/3", {1})}).find("shards"), std::string::npos);
 }
 

@@ -25,13 +25,20 @@ std::vector<std::vector<std::string>> parse_csv(const std::string& text) {
   for (std::size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];
     if (quoted) {
-      if (c != '"') rows.back().back() += c;
-      else if (i + 1 < text.size() && text[i + 1] == '"') rows.back().back() += text[++i];
-      else quoted = false;
-    } else if (c == '"') quoted = true;
-    else if (c == ',') rows.back().emplace_back();
-    else if (c == '\n') rows.push_back({""});
-    else rows.back().back() += c;
+      if (c != '"')
+        rows.back().back() += c;
+      else if (i + 1 < text.size() && text[i + 1] == '"')
+        rows.back().back() += text[++i];
+      else
+        quoted = false;
+    } else if (c == '"')
+      quoted = true;
+    else if (c == ',')
+      rows.back().emplace_back();
+    else if (c == '\n')
+      rows.push_back({""});
+    else
+      rows.back().back() += c;
   }
   rows.pop_back();
   return rows;
@@ -91,7 +98,8 @@ TEST(Render, TerminalNeverCallsAnUnrunColumnPassed) {
 }
 
 TEST(Render, SameReportSameBytes) {
-  for (const RendererInfo& info : renderers()) EXPECT_EQ(rendered(info.render, sample_report()), rendered(info.render, sample_report())) << info.name;
+  for (const RendererInfo& info : renderers())
+    EXPECT_EQ(rendered(info.render, sample_report()), rendered(info.render, sample_report())) << info.name;
 }
 
 TEST(Summary, ConformanceKeepsTheWorstLoopOfTheWorstCase) {

@@ -27,7 +27,9 @@ void expect_equal(const Report& a, const Report& b) {
   EXPECT_EQ(texts(a.cases), texts(b.cases));
   ASSERT_EQ(a.cases.size(), b.cases.size());
   for (std::size_t n = 0; n < a.cases.size(); ++n) {
-    visit_tables([&](const char* name, const char*, auto table) { EXPECT_EQ(texts(a.cases[n].*table), texts(b.cases[n].*table)) << name << " of case " << n; });
+    visit_tables([&](const char* name, const char*, auto table) {
+      EXPECT_EQ(texts(a.cases[n].*table), texts(b.cases[n].*table)) << name << " of case " << n;
+    });
   }
 }
 

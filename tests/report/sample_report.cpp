@@ -80,7 +80,8 @@ Report sample_report() {
   CaseResult failed = sample_row(1, "reference", CaseStatus::failed, "audit: \"kl\", and a\nline break; \xc3\xa9t\xc3\xa9");
   failed.policy = "rolling";
   failed.timing = "serial_aligned";
-  failed.tolerance = {{"rms_norm.norm", 3, 768, 1.0, 0.0078125, "request 0 position 17 element 5", 0.001, 0.0, 0.0, 1.0, 1.0, 1, 0, 1.0, 1.0, "passed", "operation", "candidate"}};
+  failed.tolerance = {{"rms_norm.norm", 3, 768, 1.0, 0.0078125, "request 0 position 17 element 5", 0.001, 0.0, 0.0, 1.0, 1.0, 1, 0, 1.0,
+                       1.0, "passed", "operation", "candidate"}};
   failed.decisions = {{"token_selection", 0, 17, 3, -1, -1, 1e-5, 2e-5, true, true, "17 instead of 18"}};
   failed.acceptance = {{0, 10, 9, 1, 0}, {1, 9, 7, 2, 1}};
 

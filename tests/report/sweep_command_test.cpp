@@ -40,7 +40,8 @@ class SweepCommand : public ::testing::Test {
   std::string path(const std::string& name) const { return (folder_ / name).string(); }
 
   std::vector<std::string> arguments(std::vector<std::string> more, const std::string& report = "report.h5") const {
-    std::vector<std::string> all{"sweep", "--checkpoint", path("model"), "--report", path(report), "--traces", path("single.h5"), path("several.h5")};
+    std::vector<std::string> all{"sweep",      "--checkpoint", path("model"),     "--report",
+                                 path(report), "--traces",     path("single.h5"), path("several.h5")};
     all.insert(all.end(), more.begin(), more.end());
     return all;
   }
@@ -83,8 +84,12 @@ TEST_F(SweepCommand, BadRequestsHaveTheirExitCodesAndLeaveNoReport) {
   EXPECT_EQ(sweep({"--mutant", "unheard_of"}).exit_code, 2);
   EXPECT_EQ(sweep({"--unknown-flag"}).exit_code, 2);
   EXPECT_EQ(sweep({"--mutant", "early_flush", "--filter", "*t0s0q0*"}).exit_code, 2) << "the fault cannot act";
-  EXPECT_EQ(test::run_program({"sweep", "--checkpoint", path("absent"), "--report", path("report.h5"), "--traces", path("single.h5")}).exit_code, 3);
-  EXPECT_EQ(test::run_program({"sweep", "--checkpoint", path("model"), "--report", path("report.h5"), "--traces", path("absent.h5")}).exit_code, 3);
+  EXPECT_EQ(
+      test::run_program({"sweep", "--checkpoint", path("absent"), "--report", path("report.h5"), "--traces", path("single.h5")}).exit_code,
+      3);
+  EXPECT_EQ(
+      test::run_program({"sweep", "--checkpoint", path("model"), "--report", path("report.h5"), "--traces", path("absent.h5")}).exit_code,
+      3);
   EXPECT_EQ(sweep({"--filter", "serial/t0s0q0/single"}, "no/such/folder.h5").exit_code, 3);
   EXPECT_FALSE(std::filesystem::exists(path("report.h5")));
 }
@@ -174,8 +179,10 @@ TEST_F(SweepCommand, ResumeRefusesAnotherRequestAndNamesTheDifference) {
   };
   EXPECT_NE(refusal({"--executor", "reference", "--filter", "serial/t0s0q0/several"}).find("set_sha256 is "), std::string::npos);
   EXPECT_NE(refusal({"--executor", "reference", "--filter", "serial/t0s0q0/single", "--seed", "3"}).find("seed is "), std::string::npos);
-  EXPECT_NE(refusal({"--executor", "reference", "--filter", "serial/t0s0q0/single", "--shard", "1/1"}).find("shard is "), std::string::npos);
-  EXPECT_EQ(sweep({"--executor", "reference", "--filter", "serial/t0s0q0/single", "--resume"}).exit_code, 0) << "the same request is complete already";
+  EXPECT_NE(refusal({"--executor", "reference", "--filter", "serial/t0s0q0/single", "--shard", "1/1"}).find("shard is "),
+            std::string::npos);
+  EXPECT_EQ(sweep({"--executor", "reference", "--filter", "serial/t0s0q0/single", "--resume"}).exit_code, 0)
+      << "the same request is complete already";
 }
 
 TEST_F(SweepCommand, InterruptKeepsWhatWasFinished) {
@@ -217,7 +224,8 @@ TEST_F(SweepCommand, PythonReadsEveryTable) {
   const std::string python = LOOPGAUGE_PYTHON;
   if (python.empty()) GTEST_SKIP() << "configuration found no Python 3 interpreter with h5py and numpy";
   ASSERT_EQ(sweep({"--filter", "*/t1s1q1:*/several"}).exit_code, 0);
-  const std::string check = python + " " LOOPGAUGE_SOURCE_DIR "/tests/report/read_report.py " + path("report.h5") + " > " + path("python.txt") + " 2>&1";
+  const std::string check =
+      python + " " LOOPGAUGE_SOURCE_DIR "/tests/report/read_report.py " + path("report.h5") + " > " + path("python.txt") + " 2>&1";
   EXPECT_EQ(std::system(check.c_str()), 0) << test::read_file(path("python.txt"));
   EXPECT_TRUE(has_line(test::read_file(path("python.txt")), "12 rows")) << test::read_file(path("python.txt"));
 }

@@ -59,8 +59,9 @@ struct SmallSweep {
   }
 
   void resume(Report& report) {
-    run_sweep(request, executors, checkpoint, report, [](const CaseResult&, std::int64_t, std::int64_t) {},
-              [](const Report&, std::int64_t, std::int64_t) { return true; });
+    run_sweep(
+        request, executors, checkpoint, report, [](const CaseResult&, std::int64_t, std::int64_t) {},
+        [](const Report&, std::int64_t, std::int64_t) { return true; });
   }
 
   Checkpoint checkpoint = test::tiny_checkpoint();

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <array>
 
-#include "models/error.hpp"
 #include "harness/report/report.hpp"
+#include "models/error.hpp"
 #include "tests/report/sample_report.hpp"
 
 namespace loopgauge::harness {
@@ -21,7 +21,8 @@ Report report_of(std::vector<CaseResult> rows) {
 }
 
 TEST(Verdict, StatusWordsAreOrderedBySeverity) {
-  const std::array<CaseStatus, 5> ascending{CaseStatus::passed, CaseStatus::skipped, CaseStatus::not_run, CaseStatus::failed, CaseStatus::error};
+  const std::array<CaseStatus, 5> ascending{CaseStatus::passed, CaseStatus::skipped, CaseStatus::not_run, CaseStatus::failed,
+                                            CaseStatus::error};
   for (std::size_t i = 0; i < ascending.size(); ++i) {
     EXPECT_EQ(parse_case_status(to_string(ascending[i])), ascending[i]);
     for (std::size_t j = 0; j < ascending.size(); ++j) EXPECT_EQ(worse(ascending[i], ascending[j]), ascending[std::max(i, j)]);
@@ -39,14 +40,16 @@ TEST(Verdict, OptimizedColumnWithoutDeviceIsStatedButDoesNotDecide) {
 }
 
 TEST(Verdict, OptimizedColumnThatWasNotRunOnAMachineWithDeviceIsIncomplete) {
-  Report report = report_of({sample_row(0, "reference", CaseStatus::passed), sample_row(0, "optimized", CaseStatus::not_run, "head_dim 32")});
+  Report report =
+      report_of({sample_row(0, "reference", CaseStatus::passed), sample_row(0, "optimized", CaseStatus::not_run, "head_dim 32")});
   report.meta.device_available = true;
   EXPECT_EQ(verdict(report), CaseStatus::not_run);
   EXPECT_EQ(exit_code_of(verdict(report)), 5);
 }
 
 TEST(Verdict, ReferenceCaseThatWasNotRunIsIncomplete) {
-  const Report report = report_of({sample_row(0, "reference", CaseStatus::passed), sample_row(1, "reference", CaseStatus::not_run, "events")});
+  const Report report =
+      report_of({sample_row(0, "reference", CaseStatus::passed), sample_row(1, "reference", CaseStatus::not_run, "events")});
   EXPECT_EQ(exit_code_of(verdict(report)), 5);
 }
 
@@ -61,7 +64,8 @@ TEST(Verdict, OnlyNotRunRowsNeverPass) {
 }
 
 TEST(Verdict, FailuresAndErrorsOutweighMissingCoverage) {
-  Report report = report_of({sample_row(0, "reference", CaseStatus::not_run, "events"), sample_row(1, "reference", CaseStatus::failed, "audit")});
+  Report report =
+      report_of({sample_row(0, "reference", CaseStatus::not_run, "events"), sample_row(1, "reference", CaseStatus::failed, "audit")});
   EXPECT_EQ(exit_code_of(verdict(report)), 1);
   report.cases.push_back(sample_row(2, "reference", CaseStatus::error, "out of memory"));
   EXPECT_EQ(exit_code_of(verdict(report)), 6);
