@@ -94,6 +94,21 @@ TEST_F(SweepCommand, BadRequestsHaveTheirExitCodesAndLeaveNoReport) {
   EXPECT_FALSE(std::filesystem::exists(path("report.h5")));
 }
 
+TEST_F(SweepCommand, CaseThatNoPlannerCanPlanIsIncompleteCoverage) {
+  Trace trace = small_traces()[0];
+  trace.name = "events";
+  trace.events.push_back({1, TraceEventKind::preempt, 0});
+  trace.events.push_back({2, TraceEventKind::resume, 0});
+  write_trace(folder_ / "events.h5", trace);
+  const ProcessResult result = sweep({path("events.h5"), "--executor", "reference", "--filter", "serial/t0s0q0/*"});
+  EXPECT_EQ(result.exit_code, 5) << result.out << result.err;
+  EXPECT_TRUE(result.out.starts_with("sweep of 3 rows")) << result.out;
+  EXPECT_EQ(last_line(result.out), "2 passed, 0 failed, 1 skipped");
+  const Report report = read_report(path("report.h5"));
+  EXPECT_EQ(report.cases.at(2).status, CaseStatus::not_run);
+  EXPECT_NE(report.cases.at(2).reason.find("events"), std::string::npos) << report.cases.at(2).reason;
+}
+
 TEST_F(SweepCommand, MutantFailsWithExitCodeOneAndSaysWhatNoticed) {
   const ProcessResult result = sweep({"--mutant", "swapped_norms", "--filter", "serial/t0s0q0/single"});
   EXPECT_EQ(result.exit_code, 1) << result.err;
