@@ -46,8 +46,8 @@ struct RunOptions {
   RecordGroups record;
   Fault fault = Fault::none;
   Tap* tap = nullptr;                        // not owned
-  // Decision-forced replay (harness level 3): take selected tokens and keys from this record of the same trace and configuration
-  // instead of selecting. A step whose keys the record does not hold selects its own. Not owned.
+  // Decision-forced replay (harness level 3): take selected tokens, keys and exits from this record of the same trace and configuration
+  // instead of deciding. A step whose keys or exit depth the record does not hold decides for itself. Not owned.
   const RunRecord* decisions = nullptr;
 };
 

@@ -251,6 +251,10 @@ void Run<P>::decode(State& s, const WorkItem& item) {
     s.row.position = item.begin;
     s.row.incarnation = s.incarnations++;
     s.row.last_loop = config_.exit().mode == ExitMode::trace ? s.request->exit_depths.at(step) : config_.loops();
+    if (const RequestRecord* forced = decisions(s); forced != nullptr && step < forced->exit_depths.size() && forced->exit_depths[step] != 0) {
+      s.row.last_loop = forced->exit_depths[step];
+      s.row.depth_given = true;
+    }
     s.record.keys.emplace_back();
     if (config_.s().enabled) {
       s.reference.state = Reference::State::empty;
@@ -272,7 +276,7 @@ void Run<P>::decode(State& s, const WorkItem& item) {
 template <class P>
 int Run<P>::decide_last_loop(State& s, int loop) {
   const ExitMode mode = config_.exit().mode;
-  if (mode == ExitMode::full || mode == ExitMode::trace) return s.row.last_loop;
+  if (mode == ExitMode::full || mode == ExitMode::trace || s.row.depth_given) return s.row.last_loop;
   const Real gate = gate_of(s, loop, s.row.position);
   if (!std::isfinite(gate)) {
     throw NumericError(name(s) + ", position " + std::to_string(s.row.position) + ", loop " + std::to_string(loop) + ": the exit gate is not finite");

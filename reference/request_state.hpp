@@ -31,6 +31,7 @@ struct DecodeRow {
   int incarnation = -1;
   int completed_loops = 0;
   int last_loop = kLoops;      // lowered when the exit rule decides
+  bool depth_given = false;    // by a decision-forced replay: the exit rule does not decide
   bool committed = false;
   ExitHazard<P> hazard;
 };

@@ -14,7 +14,8 @@ namespace loopgauge::harness {
 
 namespace {
 
-constexpr std::array<std::string_view, kPercentiles.size()> kPercentileNames{"median", "90th percentile", "99th percentile", "99.9th percentile", "maximum"};
+constexpr std::array<std::string_view, kPercentiles.size()> kPercentileNames{"median", "90th percentile", "99th percentile",
+                                                                             "99.9th percentile", "maximum"};
 
 std::string number(double value) {
   char text[40];
@@ -23,7 +24,8 @@ std::string number(double value) {
 }
 
 const PooledDistance* find(const std::vector<PooledDistance>& all, const PooledDistance& like) {
-  const auto found = std::find_if(all.begin(), all.end(), [&](const PooledDistance& d) { return d.metric == like.metric && d.loop == like.loop; });
+  const auto found =
+      std::find_if(all.begin(), all.end(), [&](const PooledDistance& d) { return d.metric == like.metric && d.loop == like.loop; });
   return found == all.end() ? nullptr : &*found;
 }
 
@@ -42,7 +44,8 @@ void judge_rate(DistanceVerdict& verdict, const PooledDistance& candidate, const
   verdict.limit[verdict.worst] = values == 0.0 ? 0.0 : spec::flip_count_limit(count(reordered), count(exact)) / values;
 }
 
-void judge_percentiles(DistanceVerdict& verdict, const PooledDistance& candidate, const PooledDistance* reordered, const PooledDistance* exact) {
+void judge_percentiles(DistanceVerdict& verdict, const PooledDistance& candidate, const PooledDistance* reordered,
+                       const PooledDistance* exact) {
   const auto values = static_cast<double>(candidate.ascending.size());
   const bool quadratic = candidate.metric == "kl";
   for (std::size_t i = 0; i < kPercentiles.size() && !candidate.ascending.empty(); ++i) {
@@ -77,7 +80,8 @@ DistanceVerdict judge(const PooledDistance& candidate, const Yardstick& yardstic
       verdict.worst = i;
     }
   }
-  verdict.passed = verdict.non_finite == 0 && verdict.worst_ratio <= 1.0;
+  if (verdict.non_finite > 0) verdict.worst_ratio = std::numeric_limits<double>::infinity();
+  verdict.passed = verdict.worst_ratio <= 1.0;
   return verdict;
 }
 
@@ -90,8 +94,8 @@ std::string DistanceVerdict::text() const {
   if (loop >= 0) text += " loop " + std::to_string(loop);
   text += ": ";
   if (non_finite > 0) return text + std::to_string(non_finite) + " values are not finite, the first at " + largest.text();
-  text += (rate ? "share " : std::string(kPercentileNames[worst]) + " ") + number(candidate[worst]) + " of " + std::to_string(values) + " values, limit " +
-          number(limit[worst]) + " (reordered " + number(reordered[worst]) + ", double " + number(exact[worst]) + ")";
+  text += (rate ? "share " : std::string(kPercentileNames[worst]) + " ") + number(candidate[worst]) + " of " + std::to_string(values) +
+          " values, limit " + number(limit[worst]) + " (reordered " + number(reordered[worst]) + ", double " + number(exact[worst]) + ")";
   if (!rate) text += ", largest at " + largest.text();
   return text;
 }
@@ -112,24 +116,23 @@ std::vector<DistanceVerdict> judge_teacher_forced_distances(const std::vector<Po
   return verdicts;
 }
 
-FlipLimits flip_limits(const std::vector<DistanceVerdict>& decision_forced, const PooledDistance* reordered_key_logits) {
+FlipLimits flip_limits(const Yardstick& decision_forced) {
   FlipLimits limits;
   double gate = 0.0;
-  for (const DistanceVerdict& verdict : decision_forced) {
+  // The limits follow from the yardstick alone: judging the reordered run by itself gives them.
+  for (const DistanceVerdict& verdict : judge_distances(decision_forced.reordered, decision_forced)) {
     const double largest = verdict.limit.back();
     if (verdict.metric == "score") limits.score[verdict.loop - 3] = largest;
     if (verdict.metric == "logits") limits.logit = largest;
     if (verdict.metric == "gate") gate = std::fmax(gate, largest);
+    if (verdict.metric == "key_logits") limits.key_logit = largest;
   }
   // Slope of the sigmoid at most 1/4, up to four gates (models/spec/exit_step.hpp).
   limits.exit_probability = 0.25 * kLoops * gate;
-  if (reordered_key_logits != nullptr && !reordered_key_logits->ascending.empty()) {
-    limits.key_logit = spec::distance_limit(static_cast<double>(reordered_key_logits->ascending.size()), 1.0, reordered_key_logits->ascending.back(), 0.0, false);
-  }
   return limits;
 }
 
-std::vector<FlipVerdict> judge_flips(const Decisions& candidate, const Decisions& reordered) {
+std::vector<FlipVerdict> judge_flips(const Decisions& candidate, const Decisions& reordered, const Decisions& exact) {
   std::vector<FlipVerdict> verdicts;
   for (int i = 0; i < kDecisionKinds; ++i) {
     FlipVerdict verdict;
@@ -144,7 +147,8 @@ std::vector<FlipVerdict> judge_flips(const Decisions& candidate, const Decisions
       if (flip.root && flip.explained) verdict.largest_margin = std::fmax(verdict.largest_margin, flip.margin);
     }
     verdict.reordered = reordered.flipped(verdict.kind);
-    verdict.limit = spec::flip_count_limit(static_cast<double>(verdict.reordered));
+    verdict.exact = exact.flipped(verdict.kind);
+    verdict.limit = spec::flip_count_limit(static_cast<double>(verdict.reordered), static_cast<double>(verdict.exact));
     verdict.passed = verdict.unexplained == 0 && static_cast<double>(verdict.flipped) <= verdict.limit;
     verdicts.push_back(verdict);
   }
@@ -161,22 +165,27 @@ std::string forced_decision_difference(const RunRecord& expected, const RunRecor
     if (!same_start(e.tokens, a.tokens)) return request_text(i) + ": tokens are not the forced ones";
     if (!same_start(e.exit_depths, a.exit_depths)) return request_text(i) + ": exits are not the forced ones";
     for (std::size_t loop = 3; loop <= 4; ++loop) {
-      if (e.active[loop - 3] != a.active[loop - 3]) return request_text(i) + ", loop " + std::to_string(loop) + ": the active set is not the forced one";
+      if (e.active[loop - 3] != a.active[loop - 3])
+        return request_text(i) + ", loop " + std::to_string(loop) + ": the active set is not the forced one";
     }
     if (e.encoded_frontier != a.encoded_frontier) return request_text(i) + ": encoded frontiers differ";
     for (std::size_t step = 0; step < std::max(e.keys.size(), a.keys.size()); ++step) {
       const std::string what = request_text(i) + ", step " + std::to_string(step);
-      if (step >= e.keys.size() || step >= a.keys.size() || e.keys[step].layers.size() != a.keys[step].layers.size()) return what + ": one run selects keys, the other does not";
+      if (step >= e.keys.size() || step >= a.keys.size() || e.keys[step].layers.size() != a.keys[step].layers.size())
+        return what + ": one run selects keys, the other does not";
       for (std::size_t layer = 0; layer < e.keys[step].layers.size(); ++layer) {
-        if (e.keys[step].layers[layer].data != a.keys[step].layers[layer].data) return what + ", layer " + std::to_string(layer) + ": the keys are not the forced ones";
+        if (e.keys[step].layers[layer].data != a.keys[step].layers[layer].data)
+          return what + ", layer " + std::to_string(layer) + ": the keys are not the forced ones";
       }
     }
-    if (e.blocks.size() != a.blocks.size()) return request_text(i) + ": " + std::to_string(a.blocks.size()) + " sealed blocks, expected " + std::to_string(e.blocks.size());
+    if (e.blocks.size() != a.blocks.size())
+      return request_text(i) + ": " + std::to_string(a.blocks.size()) + " sealed blocks, expected " + std::to_string(e.blocks.size());
     for (std::size_t block = 0; block < e.blocks.size(); ++block) {
       const std::string what = request_text(i) + ", block " + std::to_string(block);
       if (e.blocks[block].positions != a.blocks[block].positions) return what + ": covers other positions";
       for (std::size_t stream = 0; stream < kLoops; ++stream) {
-        if (e.blocks[block].streams[stream].rows != a.blocks[block].streams[stream].rows) return what + ": stream " + std::to_string(stream + 1) + " holds other rows";
+        if (e.blocks[block].streams[stream].rows != a.blocks[block].streams[stream].rows)
+          return what + ": stream " + std::to_string(stream + 1) + " holds other rows";
       }
     }
   }
@@ -201,7 +210,8 @@ Trace forced_trace(const Trace& trace, const RunRecord& reference) {
   return forced;
 }
 
-FreeRunVerdict judge_free_run(const Trace& trace, const RunRecord& expected, const RunRecord& actual, double limit, const std::vector<bool>& earlier_flips) {
+FreeRunVerdict judge_free_run(const Trace& trace, const RunRecord& expected, const RunRecord& actual, double limit,
+                              const std::vector<bool>& earlier_flips) {
   FreeRunVerdict verdict;
   for (std::size_t i = 0; i < trace.requests.size(); ++i) {
     if (trace.requests[i].teacher_forced()) continue;
@@ -214,7 +224,8 @@ FreeRunVerdict judge_free_run(const Trace& trace, const RunRecord& expected, con
     ++verdict.diverged;
     std::string text = request_text(i) + " leaves the reference at token " + std::to_string(row);
     bool explained = false;
-    if (x != e.tokens.end() && y != a.tokens.end() && row < (e.logits.empty() ? 0 : e.logits.extent(0)) && row < (a.logits.empty() ? 0 : a.logits.extent(0))) {
+    if (x != e.tokens.end() && y != a.tokens.end() && row < (e.logits.empty() ? 0 : e.logits.extent(0)) &&
+        row < (a.logits.empty() ? 0 : a.logits.extent(0))) {
       const auto p = e.logits.row(row), q = a.logits.row(row);
       const auto lost = static_cast<std::size_t>(*x), come = static_cast<std::size_t>(*y);
       const double margin = double{p[lost]} - double{p[come]};
@@ -222,8 +233,9 @@ FreeRunVerdict judge_free_run(const Trace& trace, const RunRecord& expected, con
       const double moves = std::fabs(double{q[lost]} - double{p[lost]}) + std::fabs(double{q[come]} - double{p[come]});
       const bool flips = i < earlier_flips.size() && earlier_flips[i];
       explained = margin <= moves && (moved <= limit || flips);
-      text += " (" + std::to_string(come) + " instead of " + std::to_string(lost) + "): margin " + number(margin) + ", the two logits moved by " + number(moves) +
-              ", noise up to " + number(limit) + (flips ? ", and other decisions flipped before" : "");
+      text += " (" + std::to_string(come) + " instead of " + std::to_string(lost) + "): margin " + number(margin) +
+              ", the two logits moved by " + number(moves) + ", noise up to " + number(limit) +
+              (flips ? ", and other decisions flipped before" : "");
     } else {
       text += ": one run ends there";
     }

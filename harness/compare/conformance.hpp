@@ -24,7 +24,7 @@ namespace loopgauge::harness {
 // Distances of two other runs from the reference, taken like the candidate's: the yardstick and the floor.
 struct Yardstick {
   std::vector<PooledDistance> reordered;  // profile `reordered`
-  std::vector<PooledDistance> exact;      // profile `double`, decision-forced
+  std::vector<PooledDistance> exact;      // profile `double`
 };
 
 // One metric and loop of the candidate. Percentiles are in the order of kPercentiles; a rate has its mean alone, in the last place.
@@ -36,12 +36,13 @@ struct DistanceVerdict {
   std::int64_t non_finite = 0;
   double mean = 0.0;
   std::array<double, kPercentiles.size()> candidate{}, reordered{}, exact{}, limit{};
-  std::size_t worst = 0;        // index of the percentile nearest to its limit, or farthest above
-  double worst_ratio = 0.0;     // candidate / limit there; 0 when both are 0, infinite when only the limit is
-  bool judged = true;           // false: stated only
-  bool passed = true;           // true when not judged
+  std::size_t worst = 0;     // index of the percentile nearest to its limit, or farthest above
+  double worst_ratio = 0.0;  // candidate / limit there; 0 when both are 0, infinite when only the limit is
+  bool judged = true;        // false: stated only
+  bool passed = true;        // true when not judged
   DistancePlace largest;
-  std::string text() const;     // "k loop 2: 99th percentile 0.0123 of 840 values, limit 0.0115 (reordered 0.00766, double 0.0101), largest at ..."
+  std::string text()
+      const;  // "k loop 2: 99th percentile 0.0123 of 840 values, limit 0.0115 (reordered 0.00766, double 0.0101), largest at ..."
 };
 
 // Every metric of `candidate`, judged.
@@ -49,21 +50,22 @@ std::vector<DistanceVerdict> judge_distances(const std::vector<PooledDistance>& 
 // Teacher-forced: logits, kl and top1 are judged, and from kMinimumTeacherForcedRows rows on; everything else is stated.
 std::vector<DistanceVerdict> judge_teacher_forced_distances(const std::vector<PooledDistance>& candidate, const Yardstick& yardstick);
 
-// Noise of the compared values of decisions, from decision-forced verdicts (and the key logits, which loop 2 computes before anything is
-// sparse, from the reordered run's).
-FlipLimits flip_limits(const std::vector<DistanceVerdict>& decision_forced, const PooledDistance* reordered_key_logits);
+// Noise of the compared values of decisions: limits of the largest decision-forced distances, with "key_logits" among them where keys are
+// selected.
+FlipLimits flip_limits(const Yardstick& decision_forced);
 
 // Flips of one kind.
 struct FlipVerdict {
   DecisionKind kind = DecisionKind::token;
   std::int64_t decided = 0, flipped = 0, roots = 0, unexplained = 0;
   std::int64_t reordered = 0;   // flips of the reordered reference
+  std::int64_t exact = 0;       // and of double precision
   double limit = 0.0;           // of `flipped`
   double largest_margin = 0.0;  // of explained roots
   bool passed = true;           // nothing unexplained, within the limit
 };
 // Kinds that were decided at all. `candidate` must have been explained.
-std::vector<FlipVerdict> judge_flips(const Decisions& candidate, const Decisions& reordered);
+std::vector<FlipVerdict> judge_flips(const Decisions& candidate, const Decisions& reordered, const Decisions& exact);
 
 // What a decision-forced run did not take over: the first difference in tokens, active sets, keys, exits, frontiers or encoded rows, as a
 // sentence; empty when all are the reference's.
@@ -79,7 +81,7 @@ bool all_forced(const Trace& trace);
 struct FreeRunVerdict {
   std::int64_t requests = 0, tokens = 0;  // free requests, and tokens compared up to their first difference
   std::int64_t diverged = 0, unexplained = 0;
-  std::string text;                       // the first divergence: its margin and what the two logits moved by
+  std::string text;  // the first divergence: its margin and what the two logits moved by
 };
 // `limit`: largest move of a logit that counts as noise. Flips of other decisions before the divergence widen it: `earlier_flips`, by
 // request, says whether there are any that are explained.

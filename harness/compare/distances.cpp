@@ -71,24 +71,24 @@ void for_each_request(const RunRecord& expected, const RunRecord& actual, Visit&
 
 using Executed = std::array<std::vector<std::uint8_t>, kLoops>;
 
-// Positions that executed the loop in both runs, ascending.
-std::vector<int> common_rows(const RequestRecord& expected, const RequestRecord& actual, int loop) {
+// Positions that executed the loop in both runs, or in neither, ascending.
+std::vector<int> common_rows(const RequestRecord& expected, const RequestRecord& actual, int loop, bool executed = true) {
   const auto at = static_cast<std::size_t>(loop - 1);
   const Executed e = executed_loops(expected), a = executed_loops(actual);
   std::vector<int> rows;
   for (std::size_t p = 0; p < e[at].size(); ++p) {
-    if (e[at][p] != 0 && a[at][p] != 0) rows.push_back(static_cast<int>(p));
+    if ((e[at][p] != 0) == executed && (a[at][p] != 0) == executed) rows.push_back(static_cast<int>(p));
   }
   return rows;
 }
 
-void add_hidden(const RunRecord& expected, const RunRecord& actual, std::vector<PooledDistance>& all) {
-  for (int loop = 1; loop <= kLoops; ++loop) {
-    Pool pool("hidden", loop);
+void add_hidden(const RunRecord& expected, const RunRecord& actual, bool executed, std::vector<PooledDistance>& all) {
+  for (int loop = executed ? 1 : 2; loop <= kLoops; ++loop) {
+    Pool pool(executed ? "hidden" : "inherited", loop);
     for_each_request(expected, actual, [&](int i, const RequestRecord& e, const RequestRecord& a) {
       const auto &x = e.hidden[static_cast<std::size_t>(loop - 1)], &y = a.hidden[static_cast<std::size_t>(loop - 1)];
       if (x.empty() || y.empty()) return;
-      for (const int position : common_rows(e, a, loop)) {
+      for (const int position : common_rows(e, a, loop, executed)) {
         RowNorms norms;
         norms.add(x.row(position), y.row(position));
         pool.add(norms.relative(), {i, position});
@@ -302,7 +302,8 @@ std::string shape_difference(const RunRecord& expected, const RunRecord& actual)
 
 std::vector<PooledDistance> pooled_distances(const RunRecord& expected, const RunRecord& actual) {
   std::vector<PooledDistance> all;
-  add_hidden(expected, actual, all);
+  add_hidden(expected, actual, true, all);
+  add_hidden(expected, actual, false, all);
   add_kv(expected, actual, true, all);
   add_kv(expected, actual, false, all);
   add_gate(expected, actual, all);

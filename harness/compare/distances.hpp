@@ -2,18 +2,19 @@
 // Distances between two runs of one trace and configuration, pooled over the whole trace: one list of values per metric and loop. A single
 // small tensor says little (a legitimate change of order may leave it untouched); percentiles of a pool say how far a run is from another.
 //
-//   metric   loop   one value per                               value
-//   hidden   1..4   row that executed the loop in both runs     Euclidean norm of the difference over that of the expected row
-//   k, v     1..4   such a row, and layer                       the same, all heads of a row together, as read at the end of the run
-//   gate     1..4   such a row                                  |difference| of the gate logit
-//   score    3, 4   prompt row that is eligible in both runs    |difference| of the selection score
-//   mass     2      decode row, layer and head with selection   |difference| of m
-//   codes    1..4   block, layer, K or V of a stream            share of the 4-bit codes that differ
-//   logits   -      logits row                                  largest |difference| over the vocabulary
-//   kl       -      logits row                                  KL(softmax(expected) || softmax(actual)), nats
-//   top1     -      logits row                                  1 where the argmax differs, else 0: its mean is a rate
+//   metric     loop   one value per                               value
+//   hidden     1..4   row that executed the loop in both runs     Euclidean norm of the difference over that of the expected row
+//   inherited  2..4   row that executed the loop in neither run   the same
+//   k, v       1..4   such a row, and layer                       the same, all heads of a row together, as read at the end of the run
+//   gate       1..4   such a row                                  |difference| of the gate logit
+//   score      3, 4   prompt row that is eligible in both runs    |difference| of the selection score
+//   mass       2      decode row, layer and head with selection   |difference| of m
+//   codes      1..4   block, layer, K or V of a stream            share of the 4-bit codes that differ
+//   logits     -      logits row                                  largest |difference| over the vocabulary
+//   kl         -      logits row                                  KL(softmax(expected) || softmax(actual)), nats
+//   top1       -      logits row                                  1 where the argmax differs, else 0: its mean is a rate
 //
-// Which rows executed a loop is read from the recorded decisions; rows that inherit repeat their predecessor's distance and are left out.
+// Which rows executed a loop is read from the recorded decisions; rows that inherit repeat their predecessor's distance and are kept apart.
 #pragma once
 
 #include <array>

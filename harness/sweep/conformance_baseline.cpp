@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "harness/sweep/conformance_baseline.hpp"
 
-#include <algorithm>
 #include <utility>
 
 #include "harness/planner/planner.hpp"
@@ -28,7 +27,7 @@ ObservedRun run_observed(Executor& executor, const Case& value, const Trace& tra
   options.profile = profile;
   options.record = RecordGroups::all();
   options.decisions = decisions;
-  if (config.s().enabled && decisions == nullptr) {
+  if (config.s().enabled) {
     result.keys = std::make_unique<KeyLogitTap>(trace);
     options.tap = result.keys.get();
   }
@@ -36,7 +35,7 @@ ObservedRun run_observed(Executor& executor, const Case& value, const Trace& tra
   return result;
 }
 
-std::vector<PooledDistance> own_distances(const ObservedRun& reference, const ObservedRun& run, const ModelConfig& model) {
+std::vector<PooledDistance> observed_distances(const ObservedRun& reference, const ObservedRun& run, const ModelConfig& model) {
   std::vector<PooledDistance> distances = pooled_distances(reference.record, run.record);
   if (reference.keys != nullptr && run.keys != nullptr) {
     PooledDistance keys = key_logit_distance(reference.record, run.record, model, {reference.keys.get(), run.keys.get()});
@@ -53,23 +52,23 @@ ConformanceBaseline make_conformance_baseline(Executor& reference, const Checkpo
   const RunRecord& expected = base.reference.record;
   base.forced = forced_trace(trace, expected);
 
-  const ObservedRun reordered = run_observed(reference, value, base.forced, checkpoint, Profile::reordered, nullptr);
-  base.teacher_forced.reordered = own_distances(base.reference, reordered, checkpoint.config);
-  base.reordered = find_flips(expected, reordered.record, config, checkpoint.config, {base.reference.keys.get(), reordered.keys.get()});
-
-  const RunRecord* decisions = has_decisions(config) ? &expected : nullptr;
-  const auto forced_distances = [&](Profile profile) {
-    return pooled_distances(expected, run_observed(reference, value, base.forced, checkpoint, profile, decisions).record);
+  const auto run = [&](Profile profile, const RunRecord* decisions) {
+    return run_observed(reference, value, base.forced, checkpoint, profile, decisions);
   };
-  base.decision_forced.reordered = decisions == nullptr ? base.teacher_forced.reordered : forced_distances(Profile::reordered);
-  base.decision_forced.exact = forced_distances(Profile::double_precision);
-  base.teacher_forced.exact = base.decision_forced.exact;
-
-  // Limits follow from the yardstick alone: those of the reordered run judged by itself are those of every candidate.
-  const auto keys = std::find_if(base.teacher_forced.reordered.begin(), base.teacher_forced.reordered.end(),
-                                 [](const PooledDistance& distance) { return distance.metric == "key_logits"; });
-  base.limits = flip_limits(judge_distances(base.decision_forced.reordered, base.decision_forced),
-                            keys == base.teacher_forced.reordered.end() ? nullptr : &*keys);
+  const auto measure = [&](const ObservedRun& other) { return observed_distances(base.reference, other, checkpoint.config); };
+  const auto own = [&](Profile profile, std::vector<PooledDistance>& distances, Decisions& flips) {
+    const ObservedRun other = run(profile, nullptr);
+    distances = measure(other);
+    flips = find_flips(expected, other.record, config, checkpoint.config, {base.reference.keys.get(), other.keys.get()});
+  };
+  own(Profile::reordered, base.teacher_forced.reordered, base.reordered);
+  own(Profile::double_precision, base.teacher_forced.exact, base.exact);
+  if (has_decisions(config)) {
+    base.decision_forced = {measure(run(Profile::reordered, &expected)), measure(run(Profile::double_precision, &expected))};
+  } else {
+    base.decision_forced = base.teacher_forced;
+  }
+  base.limits = flip_limits(base.decision_forced);
   return base;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the reference runs for the comparison with a candidate (levels 3 to 5): the case itself, the reordered profile with its own and with
-// the reference's decisions, and double precision with the reference's decisions. One baseline serves every candidate and every mode that
+// What the reference runs for the comparison with a candidate (levels 3 to 5): the case itself, and the reordered and the double profile,
+// each with its own and, where anything is decided, with the reference's decisions. One baseline serves every candidate and every mode that
 // promises the serial plan's bits. Baselines are made only where a candidate column runs.
 #pragma once
 
@@ -22,14 +22,15 @@ namespace loopgauge::harness {
 // A run with all record groups.
 struct ObservedRun {
   RunRecord record;
-  std::unique_ptr<KeyLogitTap> keys;  // where the case selects keys and decisions were not forced
+  std::unique_ptr<KeyLogitTap> keys;  // where the case selects keys
 };
 
 struct ConformanceBaseline {
-  Trace forced;            // the case's trace, every request forced to the reference's tokens
-  ObservedRun reference;   // of the case as it is
+  Trace forced;           // the case's trace, every request forced to the reference's tokens
+  ObservedRun reference;  // of the case as it is
   Yardstick decision_forced, teacher_forced;
-  Decisions reordered;     // flips of the reordered reference
+  Decisions reordered;  // flips of the reordered reference
+  Decisions exact;      // and of double precision
   FlipLimits limits;
 };
 
@@ -39,7 +40,7 @@ bool has_decisions(const EffectiveConfig& config);
 // The case whose baseline `value` is compared with: its serial plan where that promises the same bits, else `value` itself.
 Case baseline_case(const Case& value, const EffectiveConfig& config);
 
-// Runs `value` with all record groups, and with a KeyLogitTap where it selects keys by itself.
+// Runs `value` with all record groups, and with a KeyLogitTap where it selects keys.
 ObservedRun run_observed(Executor& executor, const Case& value, const Trace& trace, const Checkpoint& checkpoint, Profile profile,
                          const RunRecord* decisions);
 
@@ -48,8 +49,8 @@ ObservedRun run_observed(Executor& executor, const Case& value, const Trace& tra
 ConformanceBaseline make_conformance_baseline(Executor& reference, const Checkpoint& checkpoint, const Case& value, const Trace& trace,
                                               std::optional<ObservedRun> known);
 
-// Distances of a run that decided by itself; adds "key_logits" where both runs carry a KeyLogitTap.
-std::vector<PooledDistance> own_distances(const ObservedRun& reference, const ObservedRun& run, const ModelConfig& model);
+// pooled_distances, and "key_logits" where both runs carry a KeyLogitTap.
+std::vector<PooledDistance> observed_distances(const ObservedRun& reference, const ObservedRun& run, const ModelConfig& model);
 
 // Hands baselines from the threads that make them to the one that compares.
 class ConformanceBaselines {

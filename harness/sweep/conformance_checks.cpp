@@ -81,13 +81,16 @@ void add_rows(std::vector<DecisionRow>& rows, const Decisions& decisions) {
     std::stable_sort(flips.begin(), flips.end(), [](const Flip* a, const Flip* b) {
       return a->explained != b->explained ? !a->explained : !a->explained ? false : a->margin > b->margin;
     });
-    for (std::int64_t i = 0; i < std::min(kListedFlips, std::ssize(flips)); ++i) rows.push_back(decision_row(*flips[static_cast<std::size_t>(i)]));
+    for (std::int64_t i = 0; i < std::min(kListedFlips, std::ssize(flips)); ++i)
+      rows.push_back(decision_row(*flips[static_cast<std::size_t>(i)]));
   }
 }
 
 std::string flips_text(const FlipVerdict& v) {
-  std::string text = std::string(to_string(v.kind)) + " " + std::to_string(v.flipped) + " of " + std::to_string(v.decided) + " differ (" + std::to_string(v.roots) +
-                     " roots, limit " + number(std::floor(v.limit)) + ", reordered " + std::to_string(v.reordered) + ", largest margin " + number(v.largest_margin) + ")";
+  std::string text = std::string(to_string(v.kind)) + " " + std::to_string(v.flipped) + " of " + std::to_string(v.decided) + " differ (" +
+                     std::to_string(v.roots) + " roots, limit " + number(std::floor(v.limit)) + ", reordered " +
+                     std::to_string(v.reordered) + ", double " + std::to_string(v.exact) + ", largest margin " + number(v.largest_margin) +
+                     ")";
   if (v.unexplained > 0) text += ", " + std::to_string(v.unexplained) + " unexplained";
   return text;
 }
@@ -95,7 +98,8 @@ std::string flips_text(const FlipVerdict& v) {
 std::string first_unexplained(const Decisions& decisions) {
   for (const Flip& flip : decisions.flips) {
     if (flip.explained) continue;
-    std::string text = "first unexplained: " + std::string(to_string(flip.kind)) + ", " + DistancePlace{flip.request, flip.position, flip.layer, flip.head}.text();
+    std::string text = "first unexplained: " + std::string(to_string(flip.kind)) + ", " +
+                       DistancePlace{flip.request, flip.position, flip.layer, flip.head}.text();
     if (flip.loop > 0) text += " loop " + std::to_string(flip.loop);
     return text + ": " + flip.detail + ", margin " + number(flip.margin) + ", difference " + number(flip.difference);
   }
@@ -127,15 +131,14 @@ CheckRow check(std::string_view name, bool passed, std::string detail) {
   return passed ? passed_check(name, std::move(detail)) : failed_check(name, std::move(detail));
 }
 
-
 // Level 3: the candidate with the reference's decisions.
-void judge_decision_forced(const RunRecord& forced, const ConformanceBaseline& base, CaseResult& row) {
+void judge_decision_forced(const ObservedRun& forced, const ConformanceBaseline& base, const ModelConfig& model, CaseResult& row) {
   const RunRecord& reference = base.reference.record;
-  std::string text = shape_difference(reference, forced);
-  if (text.empty()) text = forced_decision_difference(reference, forced);
+  std::string text = shape_difference(reference, forced.record);
+  if (text.empty()) text = forced_decision_difference(reference, forced.record);
   bool passed = false;
   if (text.empty()) {
-    const std::vector<DistanceVerdict> verdicts = judge_distances(pooled_distances(reference, forced), base.decision_forced);
+    const std::vector<DistanceVerdict> verdicts = judge_distances(observed_distances(base.reference, forced, model), base.decision_forced);
     add_rows(row.tolerance, kDecisionForcedCheck, verdicts);
     passed = describe(verdicts, text);
   }
@@ -143,8 +146,8 @@ void judge_decision_forced(const RunRecord& forced, const ConformanceBaseline& b
 }
 
 // Level 4: the reference's tokens, own decisions. Returns the flips, explained.
-Decisions judge_teacher_forced(const ObservedRun& run, const ConformanceBaseline& base, const EffectiveConfig& config, const ModelConfig& model,
-                               CaseResult& row) {
+Decisions judge_teacher_forced(const ObservedRun& run, const ConformanceBaseline& base, const EffectiveConfig& config,
+                               const ModelConfig& model, CaseResult& row) {
   const RunRecord& reference = base.reference.record;
   std::string text = shape_difference(reference, run.record);
   if (!text.empty()) {
@@ -153,11 +156,12 @@ Decisions judge_teacher_forced(const ObservedRun& run, const ConformanceBaseline
   }
   Decisions decisions = find_flips(reference, run.record, config, model, {base.reference.keys.get(), run.keys.get()});
   explain_flips(decisions, base.limits);
-  const std::vector<DistanceVerdict> verdicts = judge_teacher_forced_distances(own_distances(base.reference, run, model), base.teacher_forced);
+  const std::vector<DistanceVerdict> verdicts =
+      judge_teacher_forced_distances(observed_distances(base.reference, run, model), base.teacher_forced);
   add_rows(row.tolerance, kTeacherForcedCheck, verdicts);
   add_rows(row.decisions, decisions);
   bool passed = describe(verdicts, text);
-  for (const FlipVerdict& verdict : judge_flips(decisions, base.reordered)) {
+  for (const FlipVerdict& verdict : judge_flips(decisions, base.reordered, base.exact)) {
     passed = passed && verdict.passed;
     text += "; " + flips_text(verdict);
   }
@@ -175,7 +179,9 @@ void judge_free(const RunRecord& own, const Trace& trace, const ConformanceBasel
   }
   const FreeRunVerdict free = judge_free_run(trace, base.reference.record, own, base.limits.logit, earlier);
   std::string text = std::to_string(free.tokens) + " tokens of " + std::to_string(free.requests) + " free requests equal";
-  if (free.diverged > 0) text += "; " + std::to_string(free.diverged) + (free.diverged == 1 ? " request diverges: " : " requests diverge, the first: ") + free.text;
+  if (free.diverged > 0)
+    text +=
+        "; " + std::to_string(free.diverged) + (free.diverged == 1 ? " request diverges: " : " requests diverge, the first: ") + free.text;
   row.checks.push_back(check(kFreeRunCheck, free.unexplained == 0, text));
 }
 
@@ -185,12 +191,16 @@ void judge_conformance(Executor& candidate, const Checkpoint& checkpoint, const 
                        const ConformanceBaseline& base, CaseResult& row) {
   const EffectiveConfig config = EffectiveConfig::resolve(value.config, checkpoint.config);
   const bool forced_by_trace = all_forced(trace);
-  const auto run = [&](const RunRecord* decisions) { return run_observed(candidate, value, base.forced, checkpoint, Profile::declared, decisions); };
+  const auto run = [&](const RunRecord* decisions) {
+    return run_observed(candidate, value, base.forced, checkpoint, Profile::declared, decisions);
+  };
 
   const bool again = !forced_by_trace || config.s().enabled;
   ObservedRun observed;
-  if (again) observed = run(nullptr);
-  else observed.record = own;
+  if (again)
+    observed = run(nullptr);
+  else
+    observed.record = own;
   if (again && forced_by_trace) {
     const RecordComparison comparison = compare_records(own, observed.record, config.window());
     if (!comparison.identical()) {
@@ -198,10 +208,15 @@ void judge_conformance(Executor& candidate, const Checkpoint& checkpoint, const 
       return;
     }
   }
-  judge_decision_forced(has_decisions(config) ? run(&base.reference.record).record : observed.record, base, row);
+  if (has_decisions(config))
+    judge_decision_forced(run(&base.reference.record), base, checkpoint.config, row);
+  else
+    judge_decision_forced(observed, base, checkpoint.config, row);
   const Decisions decisions = judge_teacher_forced(observed, base, config, checkpoint.config, row);
-  if (forced_by_trace) row.checks.push_back(skipped_check(kFreeRunCheck, "every request of the trace is forced"));
-  else judge_free(own, trace, base, decisions, row);
+  if (forced_by_trace)
+    row.checks.push_back(skipped_check(kFreeRunCheck, "every request of the trace is forced"));
+  else
+    judge_free(own, trace, base, decisions, row);
 }
 
 }  // namespace loopgauge::harness

@@ -2,18 +2,48 @@
 // Distances of whole runs. Two legitimate orders of additions already differ, so a distance is judged against theirs.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
+
 #include "models/spec/tolerance.hpp"
 
 namespace loopgauge::spec {
 
 // Teacher-forced runs of the same trace, configuration and checkpoint: per metric (KL, same top-1, |difference of logits|) and percentile.
+// Decision-forced runs: also hidden rows, K/V, gates, scores, per loop.
 inline constexpr Tolerance kEndToEndDistance{
     .kind = ToleranceKind::statistical,
     .ratio = 1.5,
-    .domain = "teacher-forced, at least 100 rows; the reordered run is of the same trace and configuration",
+    .domain = "teacher-forced, at least 100 rows; decision-forced, any number; the reordered run is of the same trace and configuration",
     .justification =
         "The reordered profile (S-PROF-2) keeps every rounding point and changes only orders, so its distance is what a correct executor "
         "cannot avoid. The factor covers the spread between two such distances; faults smaller than this are for the checks "
         "operation by operation."};
+
+// Rows of a teacher-forced run from which its distances are judged. Below, single flips decide them.
+inline constexpr int kMinimumTeacherForcedRows = 100;
+
+// A percentile with m values beyond it is known to about 1 / sqrt(m) of itself, on both sides of the comparison: the factor by which the
+// ratio is widened is 1 + 2 / sqrt(m), m >= 1. Three times the yardstick for a maximum, next to nothing for the median of a long trace.
+inline double sampling_allowance(double values, double percentile) {
+  return 1.0 + 2.0 / std::sqrt(std::fmax(1.0, values * (1.0 - percentile)));
+}
+
+// Limit of one percentile of a distance over `values` values. `reordered`, `exact`: the same percentile of distance(reordered, reference)
+// and of distance(double profile, reference). The latter is the floor: where a change of order happens to leave nearly everything as it
+// is (few rows, few channels, first loops), a run that is as near to the reference as the reference is to exact arithmetic is not wrong.
+// `quadratic`: the distance grows with the square of the difference of logits (KL), and so does its limit.
+inline double distance_limit(double values, double percentile, double reordered, double exact, bool quadratic) {
+  const double allowance = sampling_allowance(values, percentile), ratio = kEndToEndDistance.ratio;
+  if (quadratic) return allowance * allowance * std::fmax(ratio * ratio * reordered, exact);
+  return allowance * std::fmax(ratio * reordered, exact);
+}
+
+// Limit of a count of flips where the reordered run has `reordered` of them and the run in double precision `exact`: the ratio of the
+// former or the latter, and three standard deviations of a count (at least three flips: a yardstick of none is no proof that none are due).
+inline double flip_count_limit(double reordered, double exact) {
+  const double expected = std::fmax(kEndToEndDistance.ratio * reordered, exact);
+  return expected + 3.0 * std::sqrt(expected) + 3.0;
+}
 
 }  // namespace loopgauge::spec

@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: Apache-2.0
+// The comparison of a candidate with the reference, on stand-ins that need no device: other legitimate orders of additions pass, planted
+// faults and altered records fail, and every flip is told from a wrong decision.
+#include <algorithm>
+#include <functional>
+#include <limits>
+#include <map>
+#include <set>
+
+#include "harness/compare/conformance.hpp"
+#include "harness/sweep/conformance_checks.hpp"
+#include "models/spec/end_to_end.hpp"
+#include "tests/compare/stand_in.hpp"
+#include "tests/report/sweep_fixture.hpp"
+
+namespace loopgauge::harness {
+namespace {
+
+const CheckRow* find_check(const CaseResult& row, std::string_view name) {
+  const auto found = std::find_if(row.checks.begin(), row.checks.end(), [&](const CheckRow& check) { return check.name == name; });
+  return found == row.checks.end() ? nullptr : &*found;
+}
+
+std::string status_of(const CaseResult& row, std::string_view name) {
+  const CheckRow* check = find_check(row, name);
+  return check == nullptr ? "absent" : check->status;
+}
+
+std::string detail_of(const CaseResult& row, std::string_view name) {
+  const CheckRow* check = find_check(row, name);
+  return check == nullptr ? "" : check->detail;
+}
+
+// A sweep with the stand-in as the optimized column; its rows.
+struct CandidateSweep : SmallSweep {
+  explicit CandidateSweep(const std::vector<std::string>& globs, std::vector<Trace> traces = small_traces())
+      : SmallSweep(std::move(traces), globs) {
+    request.executors = ExecutorChoice::both;
+    request.runner.drift.resamples = 10;
+  }
+
+  std::vector<CaseResult> run(Executor& candidate) {
+    executors.optimized = &candidate;
+    std::vector<CaseResult> rows;
+    for (CaseResult& row : SmallSweep::run().cases) {
+      if (row.executor == "optimized") {
+        rows.push_back(std::move(row));
+      } else {
+        EXPECT_EQ(row.status, CaseStatus::passed) << row.id << ": " << row.reason;
+      }
+    }
+    EXPECT_FALSE(rows.empty());
+    return rows;
+  }
+};
+
+TEST(Conformance, TheReorderedReferencePassesInEverySettingAndMode) {
+  CandidateSweep sweep({"*"});
+  test::StandIn candidate(sweep.checkpoint, Profile::reordered);
+  std::set<std::string> metrics;
+  for (const CaseResult& row : sweep.run(candidate)) {
+    EXPECT_EQ(row.status, CaseStatus::passed) << row.id << ": " << row.reason;
+    EXPECT_EQ(status_of(row, kDecisionForcedCheck), "passed") << row.id;
+    EXPECT_EQ(status_of(row, kTeacherForcedCheck), "passed") << row.id;
+    EXPECT_EQ(status_of(row, kFreeRunCheck), "skipped") << row.id;
+    for (const ToleranceRow& entry : row.tolerance) metrics.insert(entry.operation);
+    for (const DecisionRow& entry : row.decisions) EXPECT_TRUE(entry.explained) << row.id << ": " << entry.detail;
+  }
+  EXPECT_EQ(metrics, (std::set<std::string>{"hidden", "inherited", "k", "v", "gate", "score", "mass", "codes", "logits", "kl", "top1",
+                                            "key_logits"}));
+}
+
+// Sums over channels in three orders that are neither profile's.
+TEST(Conformance, ThirdOrdersOfAdditionPass) {
+  std::int64_t key_flips = 0;
+  for (const std::uint32_t seed : {1u, 2u, 3u}) {
+    CandidateSweep sweep({"serial/*/several"});
+    test::StandIn candidate(test::permuted_model(sweep.checkpoint, seed), seed == 1 ? Profile::declared : Profile::reordered);
+    for (const CaseResult& row : sweep.run(candidate)) {
+      EXPECT_EQ(row.status, CaseStatus::passed) << "order " << seed << ", " << row.id << ": " << row.reason;
+      for (const DecisionRow& entry : row.decisions) key_flips += entry.kind == "key";
+    }
+  }
+  EXPECT_GT(key_flips, 0) << "orders that never flip a key prove little";
+}
+
+TEST(Conformance, EveryPlantedFaultFails) {
+  for (const FaultInfo& info : planted_faults()) {
+    CandidateSweep sweep({"serial/t1s1q1:rolling:*/several"});
+    test::StandIn candidate(sweep.checkpoint, Profile::reordered);
+    candidate.fault = info.fault;
+    for (const CaseResult& row : sweep.run(candidate)) {
+      EXPECT_EQ(row.status, CaseStatus::failed) << info.name;
+      const bool compared = status_of(row, kDecisionForcedCheck) == "failed" || status_of(row, kTeacherForcedCheck) == "failed";
+      EXPECT_TRUE(compared) << info.name << " is seen by the audit alone: " << row.reason;
+    }
+  }
+}
+
+// One setting with everything on; the candidate computes as the reference does, and its record is altered afterwards.
+struct Alteration {
+  const char* name;
+  std::string_view check;  // that must fail
+  const char* says;        // and what it must say
+  std::function<void(RunRecord&)> alter;
+};
+
+TEST(Conformance, AlteredRecordsFailWhereTheyDiffer) {
+  const Alteration alterations[] = {
+      {"one hidden row of loop 3 is twice as large", kDecisionForcedCheck, "hidden loop 3",
+       [](RunRecord& r) {
+         for (float& x : r.requests[0].hidden[2].row(150)) x *= 2.0f;
+       }},
+      {"K of one layer and loop is that of the position before", kDecisionForcedCheck, "k loop 2",
+       [](RunRecord& r) {
+         Tensor<float>& k = r.requests[0].kv[kLoops + 1].k;
+         for (std::int64_t head = 0; head < k.extent(0); ++head) {
+           const auto row = k.row(head);
+           std::copy_backward(row.begin(), row.end() - 16, row.end());
+         }
+       }},
+      {"logits are shifted by a half", kDecisionForcedCheck, "logits",
+       [](RunRecord& r) {
+         for (float& x : r.requests[0].logits.data) x += 0.5f;
+       }},
+      {"a NaN in V", kDecisionForcedCheck, "not finite",
+       [](RunRecord& r) { r.requests[1].kv.front().v.data[7] = std::numeric_limits<float>::quiet_NaN(); }},
+      {"a key far below the boundary is taken", kTeacherForcedCheck, "unexplained: key",
+       [](RunRecord& r) {
+         const auto keys = r.requests[0].keys[20].layers[1].row(0);
+         std::int32_t free = 0;
+         while (std::binary_search(keys.begin(), keys.end(), free)) ++free;
+         keys[0] = free;
+         std::sort(keys.begin(), keys.end());
+       }},
+      {"a row of low score is selected", kTeacherForcedCheck, "unexplained: token",
+       [](RunRecord& r) {
+         RequestRecord& request = r.requests[0];
+         const auto& scores = request.scores[0];
+         auto& active = request.active[0];
+         std::int32_t lowest = 0;
+         for (std::int32_t p = 0; p < 128; ++p)
+           lowest = scores[static_cast<std::size_t>(p)] < scores[static_cast<std::size_t>(lowest)] ? p : lowest;
+         active.front() = lowest;
+         std::sort(active.begin(), active.end());
+       }},
+      {"one plane is missing", kDecisionForcedCheck, "number of K/V planes", [](RunRecord& r) { r.requests[0].kv.pop_back(); }},
+      {"one token more is forwarded", kDecisionForcedCheck, "forwarded", [](RunRecord& r) { ++r.requests[0].fed; }},
+      {"a sealed block covers less", kDecisionForcedCheck, "block", [](RunRecord& r) { --r.requests[0].blocks[0].positions.end; }},
+  };
+  for (const Alteration& alteration : alterations) {
+    CandidateSweep sweep({"serial/t1s1q1:rolling:serial_aligned/several"});
+    test::StandIn candidate(sweep.checkpoint);
+    candidate.alter = alteration.alter;
+    const CaseResult row = sweep.run(candidate).front();
+    EXPECT_EQ(row.status, CaseStatus::failed) << alteration.name;
+    EXPECT_EQ(status_of(row, alteration.check), "failed") << alteration.name << ": " << row.reason;
+    EXPECT_NE(detail_of(row, alteration.check).find(alteration.says), std::string::npos)
+        << alteration.name << ": " << detail_of(row, alteration.check);
+  }
+}
+
+Trace free_trace() {
+  TraceRequest free = test::request(0, 40, 0);
+  free.max_new_tokens = 30;
+  Trace trace = test::trace_of({free, test::request(1, 20, 6)});
+  trace.name = "free";
+  return trace;
+}
+
+TEST(Conformance, FreeRunsAreComparedUpToTheirFirstDivergence) {
+  for (const char* switches : {"t0s0q0", "t1s1q0", "t0s0q1:rolling:serial_aligned"}) {
+    CandidateSweep sweep({std::string("*/") + switches + "/free"}, {free_trace()});
+    test::StandIn candidate(test::permuted_model(sweep.checkpoint, 4), Profile::reordered);
+    for (const CaseResult& row : sweep.run(candidate)) {
+      EXPECT_EQ(row.status, CaseStatus::passed) << row.id << ": " << row.reason;
+      EXPECT_EQ(status_of(row, kFreeRunCheck), "passed") << row.id;
+      EXPECT_EQ(status_of(row, kTeacherForcedCheck), "passed") << row.id;
+    }
+    // Another token than its own logits ask for.
+    test::StandIn wrong(sweep.checkpoint);
+    wrong.alter = [](RunRecord& record) {
+      RequestRecord& request = record.requests[0];
+      if (request.tokens.size() == 30) request.tokens[12] = (request.tokens[12] + 1) % 37;
+    };
+    for (const CaseResult& row : sweep.run(wrong)) {
+      EXPECT_EQ(status_of(row, kFreeRunCheck), "failed") << row.id << ": " << detail_of(row, kFreeRunCheck);
+      EXPECT_NE(detail_of(row, kFreeRunCheck).find("request 0 leaves the reference at token 12"), std::string::npos)
+          << detail_of(row, kFreeRunCheck);
+    }
+  }
+}
+
+// Exits are decisions too: forced in level 3, explained in level 4.
+TEST(Conformance, ExitsAreForcedAndExplained) {
+  const Checkpoint checkpoint = test::tiny_checkpoint();
+  const auto reference = reference::make_reference_executor(checkpoint);
+  const Trace trace = test::trace_of({test::request(0, 40, 120)});
+  std::int64_t decided = 0;
+  for (const char* rule : {"threshold:0.7", "delayed:0.7"}) {
+    Case value;
+    value.trace = trace.name;
+    apply_switches(value.config, "t0s1q0");
+    value.config.exit = parse_exit_rule(rule);
+    const EffectiveConfig config = EffectiveConfig::resolve(value.config, checkpoint.config);
+    const ConformanceBaseline base = make_conformance_baseline(*reference, checkpoint, value, trace, {});
+    std::set<int> depths(base.reference.record.requests[0].exit_depths.begin(), base.reference.record.requests[0].exit_depths.end());
+    EXPECT_GT(depths.size(), 1u) << "the rule must leave after different loops";
+
+    test::StandIn candidate(test::permuted_model(checkpoint, 2), Profile::reordered);
+    CaseResult row;
+    judge_conformance(candidate, checkpoint, value, trace,
+                      run_observed(candidate, value, trace, checkpoint, Profile::declared, nullptr).record, base, row);
+    for (const CheckRow& check : row.checks) EXPECT_NE(check.status, "failed") << rule << ", " << check.name << ": " << check.detail;
+
+    test::StandIn hasty(checkpoint);
+    hasty.alter = [](RunRecord& record) {
+      auto& exits = record.requests[0].exit_depths;
+      const auto deep = std::find(exits.begin(), exits.end(), 4);
+      if (deep != exits.end()) *deep = 1;
+    };
+    CaseResult wrong;
+    judge_conformance(hasty, checkpoint, value, trace, run_observed(hasty, value, trace, checkpoint, Profile::declared, nullptr).record,
+                      base, wrong);
+    EXPECT_EQ(status_of(wrong, kDecisionForcedCheck), "failed");
+    EXPECT_EQ(status_of(wrong, kTeacherForcedCheck), "failed") << detail_of(wrong, kTeacherForcedCheck);
+    const Decisions none = find_flips(base.reference.record, base.reference.record, config, checkpoint.config,
+                                      {base.reference.keys.get(), base.reference.keys.get()});
+    EXPECT_TRUE(none.flips.empty());
+    decided += none.decided[static_cast<int>(DecisionKind::exit)];
+  }
+  EXPECT_EQ(decided, 240);
+}
+
+Flip flip(DecisionKind kind, int position, int loop, double margin, double move) {
+  Flip result;
+  result.kind = kind;
+  result.position = position;
+  result.loop = loop;
+  result.window = position / 64;
+  result.margin = margin;
+  result.difference = 2 * move;
+  result.largest_move = move;
+  return result;
+}
+
+TEST(Flips, AreExplainedByTheirOwnNoiseOrByAnExplainedFlipInTheirPast) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const FlipLimits limits{.score = {0.01, 0.01}, .key_logit = 0.1, .logit = 0.5, .exit_probability = 0.02};
+  Decisions decisions;
+  decisions.flips = {
+      flip(DecisionKind::token, 10, 3, 0.005, 0.005),  // 0: explained root
+      flip(DecisionKind::token, 20, 4, nan, nan),      // 1: only its past explains it
+      flip(DecisionKind::token, 70, 3, 0.05, 0.04),    // 2: moved too much, and loop 3 has no past
+      flip(DecisionKind::token, 80, 4, 0.03, 0.02),    // 3: moved too much, but flip 0 acts on it
+      flip(DecisionKind::key, 130, 2, 0.05, 0.05),     // 4: explained root
+      flip(DecisionKind::key, 131, 2, 0.3, 0.2),       // 5: moved too much; nothing acts on loop 2
+      flip(DecisionKind::argmax, 131, -1, 1.5, 0.9),   // 6: its past explains the move
+      flip(DecisionKind::argmax, 132, -1, 3.0, 0.9),   // 7: ranks its own values wrongly: nothing explains that
+  };
+  explain_flips(decisions, limits);
+  const std::vector<std::pair<bool, bool>> expected{{true, true}, {false, true}, {true, false}, {false, true},
+                                                    {true, true}, {true, false}, {false, true}, {false, false}};  // root, explained
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_EQ(decisions.flips[i].root, expected[i].first) << i;
+    EXPECT_EQ(decisions.flips[i].explained, expected[i].second) << i;
+  }
+  decisions.decided[0] = 30, decisions.decided[1] = 500, decisions.decided[2] = 200;
+  const std::vector<FlipVerdict> verdicts = judge_flips(decisions, {}, {});
+  ASSERT_EQ(verdicts.size(), 3u);
+  EXPECT_EQ(verdicts[0].flipped, 4);
+  EXPECT_EQ(verdicts[0].roots, 2);
+  EXPECT_EQ(verdicts[0].unexplained, 1);
+  EXPECT_FALSE(verdicts[0].passed);
+  EXPECT_DOUBLE_EQ(verdicts[1].largest_margin, 0.05);
+}
+
+TEST(Flips, MoreThanTheReorderedReferenceAllowsFail) {
+  Decisions candidate, reordered;
+  candidate.decided[1] = reordered.decided[1] = 10000;
+  for (int i = 0; i < 100; ++i) reordered.flips.push_back(flip(DecisionKind::key, 100 + i, 2, 0.01, 0.01));
+  const auto verdict = [&](int flips) {
+    candidate.flips.assign(static_cast<std::size_t>(flips), flip(DecisionKind::key, 100, 2, 0.01, 0.01));
+    explain_flips(candidate, {.score = {}, .key_logit = 1.0, .logit = 0.0, .exit_probability = 0.0});
+    return judge_flips(candidate, reordered, {}).front();
+  };
+  EXPECT_TRUE(verdict(150).passed);
+  EXPECT_TRUE(verdict(189).passed);  // 150 + 3 sqrt(150) + 3
+  EXPECT_FALSE(verdict(190).passed);
+}
+
+TEST(Distances, LimitsWidenWithTheSamplingErrorAndNeverFallBelowTheFloor) {
+  EXPECT_DOUBLE_EQ(spec::distance_limit(10, 1.0, 0.1, 0.0, false), 0.45);    // a maximum
+  EXPECT_NEAR(spec::distance_limit(1e6, 0.5, 0.1, 0.0, false), 0.15, 1e-3);  // a median of many
+  EXPECT_DOUBLE_EQ(spec::distance_limit(10, 1.0, 0.0, 0.2, false), 0.6);     // the floor
+  EXPECT_DOUBLE_EQ(spec::distance_limit(10, 1.0, 0.1, 0.0, true), 4.5 * 4.5 * 0.1);
+  EXPECT_DOUBLE_EQ(spec::flip_count_limit(0, 0), 3.0);
+}
+
+PooledDistance pool(std::string_view metric, std::vector<double> values) {
+  PooledDistance distance;
+  distance.metric = metric;
+  distance.ascending = std::move(values);
+  std::sort(distance.ascending.begin(), distance.ascending.end());
+  return distance;
+}
+
+TEST(Distances, OneOutlierAmongManyIsSeenAndNamed) {
+  std::vector<double> noise(1000, 0.01);
+  const Yardstick yardstick{{pool("logits", noise)}, {pool("logits", noise)}};
+  std::vector<PooledDistance> candidate{pool("logits", noise)};
+  EXPECT_TRUE(judge_distances(candidate, yardstick).front().passed);
+  candidate.front().ascending.back() = 0.05;
+  const DistanceVerdict verdict = judge_distances(candidate, yardstick).front();
+  EXPECT_FALSE(verdict.passed);
+  EXPECT_NEAR(verdict.worst_ratio, 0.05 / 0.045, 1e-9);
+  EXPECT_NE(verdict.text().find("maximum 0.05 of 1000 values, limit 0.045"), std::string::npos) << verdict.text();
+}
+
+TEST(Distances, TeacherForcedRunsAreJudgedByLogitsFromAHundredRowsOn) {
+  const Yardstick yardstick{{pool("logits", std::vector<double>(99, 0.01)), pool("hidden", std::vector<double>(500, 0.01))}, {}};
+  for (const auto& [rows, judged] : {std::pair{99u, false}, std::pair{100u, true}}) {
+    const std::vector<PooledDistance> candidate{pool("logits", std::vector<double>(rows, 1.0)),
+                                                pool("hidden", std::vector<double>(500, 1.0))};
+    const std::vector<DistanceVerdict> verdicts = judge_teacher_forced_distances(candidate, yardstick);
+    EXPECT_EQ(verdicts[0].judged, judged);
+    EXPECT_EQ(verdicts[0].passed, !judged);
+    EXPECT_FALSE(verdicts[1].judged);
+  }
+}
+
+}  // namespace
+}  // namespace loopgauge::harness

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// Stands in for another executor where no device is: the reference in another profile, with a planted fault, on a model whose channels are
+// in another order, or with its record altered.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "models/checkpoint.hpp"
+#include "models/executor.hpp"
+#include "reference/reference_executor.hpp"
+
+namespace loopgauge::test {
+
+// The same function with hidden and intermediate channels in another order: every sum over them is taken in another order, every rounding
+// point stays. Channel i of the result is channel hidden[i] of the original.
+struct PermutedModel {
+  Checkpoint checkpoint;
+  std::vector<std::size_t> hidden;
+};
+
+inline PermutedModel permuted_model(const Checkpoint& original, std::uint32_t seed) {
+  using Weights = Tensor<Bfloat16Bits>;
+  std::mt19937 generator(seed);
+  const auto permutation = [&](int size) {
+    std::vector<std::size_t> order(static_cast<std::size_t>(size));
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[generator() % i]);
+    return order;
+  };
+  const auto columns = [](Weights& weights, const std::vector<std::size_t>& order) {
+    const Weights from = weights;
+    for (std::int64_t row = 0; row < from.extent(0); ++row) {
+      for (std::size_t i = 0; i < order.size(); ++i) weights.row(row)[i] = from.row(row)[order[i]];
+    }
+  };
+  const auto rows = [](Weights& weights, const std::vector<std::size_t>& order) {
+    const Weights from = weights;
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      const auto row = from.row(static_cast<std::int64_t>(order[i]));
+      std::copy(row.begin(), row.end(), weights.row(static_cast<std::int64_t>(i)).begin());
+    }
+  };
+  PermutedModel model{original, permutation(original.config.hidden)};
+  Checkpoint& c = model.checkpoint;
+  for (Weights* weights : {&c.embed_tokens, &c.early_exit_gate, &c.lm_head}) columns(*weights, model.hidden);
+  rows(c.norm, model.hidden);
+  for (LayerWeights& layer : c.layers) {
+    const std::vector<std::size_t> intermediate = permutation(original.config.intermediate);
+    for (Weights* weights : {&layer.q_proj, &layer.k_proj, &layer.v_proj, &layer.gate_proj, &layer.up_proj})
+      columns(*weights, model.hidden);
+    for (Weights* weights : {&layer.gate_proj, &layer.up_proj}) rows(*weights, intermediate);
+    columns(layer.down_proj, intermediate);
+    for (Weights* weights : {&layer.o_proj, &layer.down_proj, &layer.input_layernorm, &layer.input_layernorm_2,
+                             &layer.post_attention_layernorm, &layer.post_attention_layernorm_2}) {
+      rows(*weights, model.hidden);
+    }
+  }
+  return model;
+}
+
+class StandIn : public Executor {
+ public:
+  explicit StandIn(const Checkpoint& checkpoint, Profile profile = Profile::declared) : model_{checkpoint, {}}, profile_(profile) {
+    start();
+  }
+  explicit StandIn(PermutedModel model, Profile profile = Profile::declared) : model_(std::move(model)), profile_(profile) { start(); }
+  StandIn(const StandIn&) = delete;
+  StandIn& operator=(const StandIn&) = delete;
+
+  std::string name() const override { return "optimized"; }
+  void begin(const Trace& trace, const EffectiveConfig& config, const RunOptions& options) override {
+    RunOptions own = options;
+    own.profile = profile_;
+    own.fault = fault;
+    complete_ = options.record.kv;
+    inner_->begin(trace, config, own);
+  }
+  void submit(const Submission& submission) override { inner_->submit(submission); }
+  RunRecord finish() override {
+    RunRecord record = inner_->finish();
+    record.executor = name();
+    record.profile = to_string(Profile::declared);
+    for (RequestRecord& request : record.requests) {
+      for (Tensor<float>& hidden : request.hidden) restore(hidden);
+    }
+    if (alter && complete_) alter(record);
+    return record;
+  }
+
+  Fault fault = Fault::none;
+  std::function<void(RunRecord&)> alter;  // of records with all groups
+
+ private:
+  void start() { inner_ = reference::make_reference_executor(model_.checkpoint); }
+  void restore(Tensor<float>& rows) const {
+    if (model_.hidden.empty() || rows.empty()) return;
+    const Tensor<float> from = rows;
+    for (std::int64_t row = 0; row < from.extent(0); ++row) {
+      for (std::size_t i = 0; i < model_.hidden.size(); ++i) rows.row(row)[model_.hidden[i]] = from.row(row)[i];
+    }
+  }
+
+  PermutedModel model_;
+  Profile profile_;
+  bool complete_ = false;
+  std::unique_ptr<Executor> inner_;
+};
+
+}  // namespace loopgauge::test
