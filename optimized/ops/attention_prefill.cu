@@ -52,27 +52,61 @@ __device__ __forceinline__ void split_bf16(float x, float y, std::uint32_t& high
   low = pack_bf16(__fsub_rn(x, __uint_as_float(high << 16)), __fsub_rn(y, __uint_as_float(high & 0xFFFF0000u)));
 }
 
-// Rows 0..63 of one BF16 page, every row from the plane that holds its logical version; rows not in `keys` become zero, so that nothing
-// unwritten reaches a product.
-template <int kHeadDim>
-__device__ __forceinline__ void load_bf16_tile(__nv_bfloat16* tile, const KvShape& shape, const PageTableEntry& entry,
-                                               const ActivityMap& map, int layer, KvTensor tensor, int head, int loop, int history_loop,
-                                               std::uint64_t own_rows, std::uint64_t keys) {
-  constexpr int kChunks = kHeadDim / 8;  // of 16 bytes
-  for (int i = threadIdx.x; i < kPageTokens * kChunks; i += kThreads) {
-    const int row = i / kChunks, chunk = i % kChunks;
-    uint4 data = make_uint4(0, 0, 0, 0);
-    if ((keys >> row) & 1u) {
-      const int resident = resident_loop(map, row, (own_rows >> row) & 1u ? loop : history_loop);
-      const auto* source =
-          reinterpret_cast<const __nv_bfloat16*>(entry.bf16[resident - 1]) + page_row_offset(shape, layer, tensor, head, row);
-      data = __ldg(reinterpret_cast<const uint4*>(source) + chunk);
+__device__ __forceinline__ void copy_async(void* shared, const void* global, bool valid) {
+  const int bytes = valid ? 16 : 0;  // the rest of the 16 is filled with zeros
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
+
+// e^x for x <= 0: the rounding of x * log2(e) costs |x| e^x 2^-24, at most 2^-25.
+__device__ __forceinline__ float exp_not_positive(float x) { return exp2f(__fmul_rn(x, 1.44269504f)); }
+
+// What the tile's queries read of one page.
+struct PageOfTile {
+  const PageTableEntry* entry;
+  const ActivityMap* map;
+  int page;
+  int loop;
+  int history_loop;               // differs from `loop` under a planted fault only
+  std::uint64_t keys;             // rows that may be read: up to the tile's last position
+  const std::int32_t* positions;  // of the tile's rows [kPrefillTileRows]
+
+  __device__ __forceinline__ int resident(int row) const {
+    int reader = loop;
+    if (history_loop != loop) {
+      reader = history_loop;
+      for (int i = 0; i < kPrefillTileRows; ++i) {
+        if (positions[i] == page * kPageTokens + row) reader = loop;
+      }
     }
-    *reinterpret_cast<uint4*>(tile + row * kTileStride<kHeadDim> + chunk * 8) = data;
+    return resident_loop(*map, row, reader);
+  }
+};
+
+// Starts the copies of K and V rows 0..63 of one BF16 page, every row from the plane that holds its logical version; rows not in `keys`
+// become zero, so that nothing unwritten reaches a product.
+template <int kHeadDim>
+__device__ __forceinline__ void copy_bf16_tiles(__nv_bfloat16* keys, __nv_bfloat16* values, const KvShape& shape, const PageOfTile& page,
+                                                int layer, int head) {
+  constexpr int kChunks = kHeadDim / 8;  // of 16 bytes
+  constexpr int kRowsPerPass = kThreads / kChunks;
+  const int chunk = threadIdx.x % kChunks;
+  const std::size_t k_tile = page_tile_offset(shape, layer, KvTensor::k, head) + chunk * 8;
+  const std::size_t v_tile = page_tile_offset(shape, layer, KvTensor::v, head) + chunk * 8;
+  const bool one_plane = page.history_loop == page.loop && (page.keys & ~page.map->active[page.loop - 1]) == 0;
+#pragma unroll 4
+  for (int row = threadIdx.x / kChunks; row < kPageTokens; row += kRowsPerPass) {
+    const bool valid = (page.keys >> row) & 1u;
+    const int resident = one_plane || !valid ? page.loop : page.resident(row);
+    const auto* source = reinterpret_cast<const __nv_bfloat16*>(page.entry->bf16[resident - 1]) + static_cast<std::size_t>(row) * kHeadDim;
+    // An address is needed even where nothing is read.
+    copy_async(keys + row * kTileStride<kHeadDim> + chunk * 8, valid ? static_cast<const void*>(source + k_tile) : page.map, valid);
+    copy_async(values + row * kTileStride<kHeadDim> + chunk * 8, valid ? static_cast<const void*>(source + v_tile) : page.map, valid);
   }
 }
 
-// The same for an encoded page: X_hat[loop] as BF16 high and low parts.
+// One tensor of an encoded page: X_hat[loop] as BF16 high and low parts.
 template <int kHeadDim>
 __device__ __forceinline__ void load_encoded_tile(__nv_bfloat16* high_tile, __nv_bfloat16* low_tile, const KvShape& shape,
                                                   const PageTableEntry& entry, const ActivityMap& map, int layer, KvTensor tensor, int head,
@@ -151,14 +185,13 @@ __device__ __forceinline__ void multiply_values(float (&output)[kHeadDim / 8][4]
 // grid (heads, tiles), kThreads threads.
 template <int kHeadDim, bool kEncodedHistory>
 __global__ void __launch_bounds__(kThreads) attention_prefill_kernel(AttentionPrefillArguments arguments) {
+  // Two stages of K and V without encoded history, so that copies run ahead; one stage of K, V and their low parts with it.
   extern __shared__ __align__(16) __nv_bfloat16 tiles[];
-  __nv_bfloat16* keys = tiles;
-  __nv_bfloat16* values = tiles + kTileElements<kHeadDim>;
-  __nv_bfloat16* keys_low = tiles + 2 * kTileElements<kHeadDim>;
-  __nv_bfloat16* values_low = tiles + 3 * kTileElements<kHeadDim>;
+  constexpr int kStages = kEncodedHistory ? 1 : 2;
+  __nv_bfloat16* const keys_low = tiles + 2 * kTileElements<kHeadDim>;
+  __nv_bfloat16* const values_low = tiles + 3 * kTileElements<kHeadDim>;
   __shared__ std::int32_t positions[kPrefillTileRows];
   __shared__ std::int32_t last_position, first_position;
-  __shared__ std::uint64_t own_rows;  // the tile's own rows of the page in hand: a planted fault treats them apart
 
   const PrefillTile tile = arguments.tiles[arguments.tile_count - 1 - blockIdx.y];  // longest histories start first
   const int head = blockIdx.x, layer = arguments.layer;
@@ -169,7 +202,6 @@ __global__ void __launch_bounds__(kThreads) attention_prefill_kernel(AttentionPr
   if (threadIdx.x == 0) {
     last_position = -1;
     first_position = 0x7FFFFFFF;
-    own_rows = ~std::uint64_t{0};
   }
   __syncthreads();
   if (threadIdx.x < kPrefillTileRows) {
@@ -180,7 +212,7 @@ __global__ void __launch_bounds__(kThreads) attention_prefill_kernel(AttentionPr
       atomicMin(&first_position, position);
     }
   }
-  // Q goes through the K tile into registers.
+  // Q goes through the first K tile into registers.
   constexpr int kChunks = kHeadDim / 8;
   for (int i = threadIdx.x; i < kPrefillTileRows * kChunks; i += kThreads) {
     const int row = i / kChunks, chunk = i % kChunks;
@@ -188,7 +220,7 @@ __global__ void __launch_bounds__(kThreads) attention_prefill_kernel(AttentionPr
     if (row < tile.row_count) {
       data = __ldg(reinterpret_cast<const uint4*>(arguments.q + (tile.row_begin + row) * arguments.q_row_stride + head * kHeadDim) + chunk);
     }
-    *reinterpret_cast<uint4*>(keys + row * kTileStride<kHeadDim> + chunk * 8) = data;
+    *reinterpret_cast<uint4*>(tiles + row * kTileStride<kHeadDim> + chunk * 8) = data;
   }
   __syncthreads();
   if (last_position < 0) return;
@@ -196,7 +228,7 @@ __global__ void __launch_bounds__(kThreads) attention_prefill_kernel(AttentionPr
 #pragma unroll
   for (int step = 0; step < kHeadDim / 16; ++step) {
     load_matrix_x4(q[step],
-                   shared_address(keys + (warp * kWarpRows + (lane & 15)) * kTileStride<kHeadDim> + step * 16 + (lane & 16 ? 8 : 0)));
+                   shared_address(tiles + (warp * kWarpRows + (lane & 15)) * kTileStride<kHeadDim> + step * 16 + (lane & 16 ? 8 : 0)));
   }
 
   // A lane owns rows lane / 4 and lane / 4 + 8 of its warp's 16 (index `half`), and column pairs 2 * (lane % 4) of every 8.
@@ -208,28 +240,37 @@ __global__ void __launch_bounds__(kThreads) attention_prefill_kernel(AttentionPr
   float output[kHeadDim / 8][4] = {};
 
   const int last = last_position, first = first_position;
-  for (int page = 0; page * kPageTokens <= last; ++page) {
-    const PageTableEntry& entry = request.pages[page];
-    const ActivityMap& map = request.maps[page];
-    const bool encoded = kEncodedHistory && page * kPageTokens < tile.encoded_frontier;
-    __syncthreads();
-    if (encoded) {
-      load_encoded_tile<kHeadDim>(keys, keys_low, shape, entry, map, layer, KvTensor::k, head, history_loop);
-      load_encoded_tile<kHeadDim>(values, values_low, shape, entry, map, layer, KvTensor::v, head, history_loop);
+  const auto stage_of = [&](int page) { return tiles + (page % kStages) * 2 * kTileElements<kHeadDim>; };
+  const auto is_encoded = [&](int page) { return kEncodedHistory && page * kPageTokens < tile.encoded_frontier; };
+  const auto load = [&](int page) {
+    const PageOfTile source{request.pages + page, request.maps + page,          page,     tile.loop,
+                            history_loop,         page_mask(page, 0, last + 1), positions};
+    __nv_bfloat16* keys = stage_of(page);
+    __nv_bfloat16* values = keys + kTileElements<kHeadDim>;
+    if (is_encoded(page)) {
+      load_encoded_tile<kHeadDim>(keys, keys_low, shape, *source.entry, *source.map, layer, KvTensor::k, head, history_loop);
+      load_encoded_tile<kHeadDim>(values, values_low, shape, *source.entry, *source.map, layer, KvTensor::v, head, history_loop);
     } else {
-      if (history_loop != tile.loop) {
-        if (threadIdx.x == 0) own_rows = 0;
-        __syncthreads();
-        if (threadIdx.x < kPrefillTileRows && positions[threadIdx.x] / kPageTokens == page && positions[threadIdx.x] >= 0) {
-          atomicOr(reinterpret_cast<unsigned long long*>(&own_rows), 1ull << (positions[threadIdx.x] % kPageTokens));
-        }
-        __syncthreads();
-      }
-      const std::uint64_t readable = page_mask(page, 0, last + 1);
-      load_bf16_tile<kHeadDim>(keys, shape, entry, map, layer, KvTensor::k, head, tile.loop, history_loop, own_rows, readable);
-      load_bf16_tile<kHeadDim>(values, shape, entry, map, layer, KvTensor::v, head, tile.loop, history_loop, own_rows, readable);
+      copy_bf16_tiles<kHeadDim>(keys, values, shape, source, layer, head);
     }
-    __syncthreads();
+    commit_copies();
+  };
+  __syncthreads();  // Q has left the tile
+  if constexpr (kStages == 2) load(0);
+  for (int page = 0; page * kPageTokens <= last; ++page) {
+    if constexpr (kStages == 2) {
+      wait_for_copies();
+      __syncthreads();  // this stage is visible, and everyone has left the other
+      if ((page + 1) * kPageTokens <= last) load(page + 1);
+    } else {
+      __syncthreads();
+      load(page);
+      wait_for_copies();
+      __syncthreads();
+    }
+    const bool encoded = is_encoded(page);
+    const __nv_bfloat16* keys = stage_of(page);
+    const __nv_bfloat16* values = keys + kTileElements<kHeadDim>;
 
     float scores[8][4] = {};
     multiply_keys<kHeadDim>(scores, q, keys, lane);
@@ -254,7 +295,7 @@ __global__ void __launch_bounds__(kThreads) attention_prefill_kernel(AttentionPr
       page_maximum[half] = fmaxf(page_maximum[half], __shfl_xor_sync(~0u, page_maximum[half], 2));
       const float next = fmaxf(maximum[half], page_maximum[half]);
       base[half] = next == kMinusInfinity ? 0.0f : next;  // a padding row has no key at all
-      rescale[half] = expf(__fsub_rn(maximum[half], base[half]));
+      rescale[half] = exp_not_positive(__fsub_rn(maximum[half], base[half]));
       maximum[half] = next;
       sum[half] = __fmul_rn(sum[half], rescale[half]);
     }
@@ -269,8 +310,8 @@ __global__ void __launch_bounds__(kThreads) attention_prefill_kernel(AttentionPr
     for (int n = 0; n < 8; ++n) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float left = expf(__fsub_rn(scores[n][2 * half], base[half]));
-        const float right = expf(__fsub_rn(scores[n][2 * half + 1], base[half]));
+        const float left = exp_not_positive(__fsub_rn(scores[n][2 * half], base[half]));
+        const float right = exp_not_positive(__fsub_rn(scores[n][2 * half + 1], base[half]));
         page_sum[half] = __fadd_rn(page_sum[half], __fadd_rn(left, right));
         split_bf16(left, right, high[n / 2][n % 2 * 2 + half], low[n / 2][n % 2 * 2 + half]);
       }
@@ -299,7 +340,7 @@ __global__ void __launch_bounds__(kThreads) attention_prefill_kernel(AttentionPr
 
 template <int kHeadDim, bool kEncodedHistory>
 void launch(const AttentionPrefillArguments& arguments, cudaStream_t stream) {
-  constexpr int kSharedBytes = (kEncodedHistory ? 4 : 2) * kTileElements<kHeadDim> * static_cast<int>(sizeof(__nv_bfloat16));
+  constexpr int kSharedBytes = 4 * kTileElements<kHeadDim> * static_cast<int>(sizeof(__nv_bfloat16));
   const auto kernel = attention_prefill_kernel<kHeadDim, kEncodedHistory>;
   if constexpr (kSharedBytes > 40 * 1024) {
     LOOPGAUGE_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));

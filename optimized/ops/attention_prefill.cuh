@@ -37,7 +37,7 @@ struct AttentionPrefillArguments {
   const std::int32_t* positions = nullptr;  // [rows] absolute position of each row; negative: padding, its output is not written
   const PrefillTile* tiles = nullptr;       // [tile_count]
   int tile_count = 0;
-  bool encoded_history = true;     // false promises that every tile has encoded_frontier 0: no packed reader, half the shared memory
+  bool encoded_history = true;      // false promises that every tile has encoded_frontier 0: no packed reader, copies run one page ahead
   __nv_bfloat16* output = nullptr;  // [rows, heads * head_dim]
   Fault fault = Fault::none;
 };
@@ -49,8 +49,9 @@ struct AttentionPrefillArguments {
 // Numerics: products of BF16 exact, FP32 accumulation on tensor cores; online FP32 softmax; probabilities enter PV as BF16 high + low
 //   parts (relative error 2^-17), reconstructed K/V likewise; division in FP32, one rounding to BF16.
 // Determinism: key blocks of 64 absolute positions ascending; a row's bits depend on nothing but the row and its request's K/V.
-// Launch: (heads, tiles) CTAs of 128 threads, a warp owns 16 rows; two K/V tiles of 64 x (head_dim + 8) BF16 in shared memory, four with
-//   encoded history.
+// Launch: (heads, tiles) CTAs of 128 threads, a warp owns 16 rows; four tiles of 64 x (head_dim + 8) BF16 in shared memory: K and V twice,
+// or K
+//   and V with their low parts.
 // Traffic: per tile and head, K and V of every position up to the tile's last one, once.
 void attention_prefill(const AttentionPrefillArguments& arguments, cudaStream_t stream);
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The split-KV reader behind attention_decode, reference_statistics, reference_contribution and sparse_correction.
 // A CTA reads one split (a range of absolute positions) of one query row and head; a warp owns whole pages of it. Eight lanes share a K/V
-// row, each with head_dim / 8 consecutive channels, so a warp has four rows in flight per step. Encoded K is read stream by stream: q·X_hat
-// = sum over streams of q·dec, and an absent row simply does not occur in its stream's list. Encoded V is reconstructed value by value.
+// row, each with head_dim / 8 consecutive channels, so a warp has four rows in flight per step. BF16 rows are read plane by plane and
+// encoded ones stream by stream: q·X_hat = sum over streams of q·dec, and the same for p·X_hat; a row that is absent from a stream does not
+// occur in its list.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -93,13 +94,24 @@ __device__ __forceinline__ float warp_sum(float value) {
   return value;
 }
 
-// Writes the positions of the set bits of `mask`, ascending; returns their number. All lanes of the warp call it.
-__device__ __forceinline__ int list_bits(std::uint64_t mask, std::uint8_t* list, int lane) {
+// Rows of one page that one pass reads, in ascending order: entry = row in page | place << 8, where place counts the rows of the stream
+// before it in this page. kAbsent marks a row that is not in the stream (a planted fault lists those).
+using RowEntry = std::uint16_t;
+inline constexpr RowEntry kAbsent = 0x8000;
+__device__ __forceinline__ int entry_row(RowEntry entry) { return entry & 63; }
+__device__ __forceinline__ int entry_place(RowEntry entry) { return entry >> 8 & 127; }
+
+// Lists the set bits of `mask`; places count the set bits of `active`. Returns their number. All lanes of the warp call it.
+__device__ __forceinline__ int list_rows(std::uint64_t mask, std::uint64_t active, int last_place, bool place_is_row, RowEntry* list,
+                                         int lane) {
   __syncwarp();
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int bit = lane + 32 * half;
-    if ((mask >> bit) & 1u) list[bits_below(mask, bit)] = static_cast<std::uint8_t>(bit);
+    if ((mask >> bit) & 1u) {
+      const int place = min(place_is_row ? bit : bits_below(active, bit), last_place);  // the bound matters to planted faults only
+      list[bits_below(mask, bit)] = static_cast<RowEntry>(bit | place << 8 | ((active >> bit) & 1u ? 0 : kAbsent));
+    }
   }
   __syncwarp();
   return __popcll(mask);
@@ -113,57 +125,70 @@ struct PageReader {
   int layer;
   int head;
   int loop;
-  int own_row;  // row of the query's own position in this page, or -1
+  std::uint64_t own_row;  // bit of the query's own position, if it lies in this page
   Fault fault;
   KernelFault kernel_fault;
 
-  __device__ __forceinline__ int plane(int row) const {
-    return fault == Fault::loop_off_by_one && row != own_row && loop > 1 ? loop - 1 : loop;
+  __device__ __forceinline__ int history_loop() const { return fault == Fault::loop_off_by_one && loop > 1 ? loop - 1 : loop; }
+
+  // Calls pass(plane, rows) for the BF16 planes that hold the logical versions of `rows`, deepest first.
+  template <class Pass>
+  __device__ __forceinline__ void for_each_plane(std::uint64_t rows, Pass&& pass) const {
+    std::uint64_t remaining = rows;
+    for (int plane = loop; plane >= 1 && remaining != 0; --plane) {
+      std::uint64_t resident = plane == 1 ? remaining : remaining & map->active[plane - 1];
+      if (plane > history_loop()) resident &= own_row;
+      if (resident != 0) pass(plane, resident);
+      remaining &= ~resident;
+    }
   }
-  __device__ __forceinline__ const __nv_bfloat16* bf16_row(KvTensor tensor, int row) const {
-    const int resident = resident_loop(*map, row, plane(row));
-    return reinterpret_cast<const __nv_bfloat16*>(entry->bf16[resident - 1]) + page_row_offset(shape, layer, tensor, head, row);
+  __device__ __forceinline__ const __nv_bfloat16* plane_tile(int plane, KvTensor tensor) const {
+    return reinterpret_cast<const __nv_bfloat16*>(entry->bf16[plane - 1]) + page_tile_offset(shape, layer, tensor, head);
   }
-  __device__ __forceinline__ int last_stream() const { return fault == Fault::loop_off_by_one && loop > 1 ? loop - 1 : loop; }
-  // Rows of `encoded` whose K has a part in stream `stream`.
-  __device__ __forceinline__ std::uint64_t stream_rows(std::uint64_t encoded, int stream) const {
-    if (fault == Fault::absent_residual_as_code_zero && map->rows[stream - 1] > 0) return encoded;
-    return encoded & map->active[stream - 1];
-  }
-  __device__ __forceinline__ bool present(int row, int stream) const { return (map->active[stream - 1] >> row) & 1u; }
-  __device__ __forceinline__ int compact_row(int row, int stream) const {
-    const int place = kernel_fault == KernelFault::wrong_compact_rank ? row : bits_below(map->active[stream - 1], row);
-    const int compact = static_cast<int>(map->rank[stream - 1]) + place;
-    return min(compact, static_cast<int>(map->rows[stream - 1]) - 1);  // the bound matters to a planted fault only
+
+  // Lists the rows of `encoded` that stream `stream` contributes to.
+  __device__ __forceinline__ int list_stream(std::uint64_t encoded, int stream, KvTensor tensor, RowEntry* list, int lane) const {
+    const std::uint64_t active = map->active[stream - 1];
+    const int last_place = static_cast<int>(map->rows[stream - 1]) - 1 - static_cast<int>(map->rank[stream - 1]);
+    const bool absent_too = fault == Fault::absent_residual_as_code_zero && tensor == KvTensor::k && map->rows[stream - 1] > 0;
+    return list_rows(absent_too ? encoded : encoded & active, active, max(last_place, 0), kernel_fault == KernelFault::wrong_compact_rank,
+                     list, lane);
   }
 };
 
-// dots[row] = q·K for the listed rows of a BF16 page.
+// The sum over the eight lanes of a row, for kUnroll rows at once: every exchange halves the values a lane holds. Lane part p ends with the
+// row of step reduced_step(p).
+static_assert(kUnroll == 4 && kRowLanes == 8);
+__device__ __forceinline__ int reduced_step(int part) { return (part & 4) / 2 + (part & 2) / 2; }
+__device__ __forceinline__ float reduce_rows(const float (&dots)[kUnroll], int part) {
+  const bool upper = part & 4, odd = part & 2;
+  const float first = __fadd_rn(upper ? dots[2] : dots[0], __shfl_xor_sync(~0u, upper ? dots[0] : dots[2], 4));
+  const float second = __fadd_rn(upper ? dots[3] : dots[1], __shfl_xor_sync(~0u, upper ? dots[1] : dots[3], 4));
+  const float sum = __fadd_rn(odd ? second : first, __shfl_xor_sync(~0u, odd ? first : second, 2));
+  return __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 1));
+}
+
+// dots[row] = q·K for the listed rows of a BF16 tile [64, head_dim].
 template <int kHeadDim>
-__device__ __forceinline__ void dot_bf16(const PageReader& page, const float (&q)[kHeadDim / kRowLanes], const std::uint8_t* list,
-                                         int count, float* dots, int lane) {
+__device__ __forceinline__ void dot_bf16(const __nv_bfloat16* tile, const float (&q)[kHeadDim / kRowLanes], const RowEntry* list, int count,
+                                         float* dots, int lane) {
   constexpr int kVectors = kHeadDim / kRowLanes / 8;
   const int part = lane % kRowLanes, slot = lane / kRowLanes;
+  const auto* source = reinterpret_cast<const uint4*>(tile) + part * kVectors;
   for (int base = 0; base < count; base += kRowsPerStep * kUnroll) {
     uint4 data[kUnroll][kVectors];
-    int row[kUnroll];
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      if (base + u * kRowsPerStep >= count) break;
       const int i = base + u * kRowsPerStep + slot;
-      row[u] = i < count ? list[i] : -1;
-      if (row[u] >= 0) {
-        const auto* source = reinterpret_cast<const uint4*>(page.bf16_row(KvTensor::k, row[u])) + part * kVectors;
+      const int row = i < count ? entry_row(list[i]) : 0;
 #pragma unroll
-        for (int v = 0; v < kVectors; ++v) data[u][v] = __ldg(source + v);
-      } else {
-#pragma unroll
-        for (int v = 0; v < kVectors; ++v) data[u][v] = make_uint4(0, 0, 0, 0);
+      for (int v = 0; v < kVectors; ++v) {
+        data[u][v] = i < count ? __ldg(source + row * (kHeadDim / 8) + v) : make_uint4(0, 0, 0, 0);
       }
     }
+    float sums[kUnroll];
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      if (base + u * kRowsPerStep >= count) break;
       float dot = 0.0f;
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
@@ -174,44 +199,53 @@ __device__ __forceinline__ void dot_bf16(const PageReader& page, const float (&q
           dot = __fmaf_rn(q[8 * v + 2 * i + 1], bf16_high(pairs[i]), dot);
         }
       }
-#pragma unroll
-      for (int width = kRowLanes / 2; width > 0; width /= 2) dot = __fadd_rn(dot, __shfl_xor_sync(~0u, dot, width));
-      if (part == 0 && row[u] >= 0) dots[row[u]] = dot;
+      sums[u] = dot;
     }
+    const float dot = reduce_rows(sums, part);
+    const int i = base + reduced_step(part) * kRowsPerStep + slot;
+    if (part % 2 == 0 && i < count) dots[entry_row(list[i])] = dot;
   }
 }
 
-// dots[row] += q·dec(K) of one stream for the listed rows.
+// dots[row] += q·dec(K) of one stream for the listed rows. The scale is folded into q: q * scale and q * minimum are exact (8 + 11 bits).
 template <int kHeadDim>
-__device__ __forceinline__ void dot_stream(const PageReader& page, int stream, const float (&q)[kHeadDim / kRowLanes],
-                                           const std::uint8_t* list, int count, float* dots, int lane) {
+__device__ __forceinline__ void dot_stream(const PageReader& page, int stream, const float (&q)[kHeadDim / kRowLanes], const RowEntry* list,
+                                           int count, float* dots, int lane) {
   constexpr int kChannels = kHeadDim / kRowLanes;
   constexpr int kWords = kChannels / 8;
   const int part = lane % kRowLanes, slot = lane / kRowLanes;
   const StreamTile tile = stream_tile(page.shape, *page.entry, *page.map, page.layer, stream, KvTensor::k, page.head);
-  float folded[kChannels];  // q * scale * 2^(-4 (j mod 4)) of the group in hand: exact, 8 + 11 significant bits
-  float bias = 0.0f;        // sum of q * minimum over this lane's channels
+  const int rank = static_cast<int>(page.map->rank[stream - 1]);
+  const bool half_precision = page.kernel_fault == KernelFault::half_precision_stream_dots;
+  const auto* payload =
+      reinterpret_cast<const std::uint32_t*>(tile.payload + static_cast<std::size_t>(rank) * (kHeadDim / 2)) + part * kWords;
+  float folded[kChannels] = {};  // of the group in hand, times 2^(-4 (j mod 4)) for channel j
+  float bias = 0.0f;             // sum of q * minimum over this lane's channels
   int group = -1;
   for (int base = 0; base < count; base += kRowsPerStep * kUnroll) {
     std::uint32_t words[kUnroll][kWords];
-    int row[kUnroll], compact[kUnroll];
+    int place[kUnroll];
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      if (base + u * kRowsPerStep >= count) break;
       const int i = base + u * kRowsPerStep + slot;
-      row[u] = i < count ? list[i] : -1;
-      compact[u] = row[u] >= 0 ? page.compact_row(row[u], stream) : 0;
-      const bool load = row[u] >= 0 && page.present(row[u], stream);
-      const auto* source =
-          reinterpret_cast<const std::uint32_t*>(tile.payload + static_cast<std::size_t>(compact[u]) * (kHeadDim / 2)) + part * kWords;
-#pragma unroll
-      for (int w = 0; w < kWords; ++w) words[u][w] = load ? __ldg(source + w) : 0u;
+      const RowEntry entry = i < count ? list[i] : kAbsent;
+      place[u] = i < count ? entry_place(entry) : -1;
+      const bool load = !(entry & kAbsent);
+      if constexpr (kWords == 2) {
+        const uint2 data = load ? __ldg(reinterpret_cast<const uint2*>(payload + place[u] * (kHeadDim / 8))) : make_uint2(0, 0);
+        words[u][0] = data.x;
+        words[u][1] = data.y;
+      } else {
+        words[u][0] = load ? __ldg(payload + place[u] * (kHeadDim / 8)) : 0u;
+      }
     }
+    float sums[kUnroll];
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      if (base + u * kRowsPerStep >= count) break;
-      if (row[u] >= 0 && compact[u] / kGroupSize != group) {
-        group = compact[u] / kGroupSize;
+      sums[u] = 0.0f;
+      if (base + u * kRowsPerStep >= count) continue;  // the same in the whole warp
+      if (place[u] >= 0 && (rank + place[u]) / kGroupSize != group) {
+        group = (rank + place[u]) / kGroupSize;
         const auto* source =
             reinterpret_cast<const uint4*>(tile.parameters + static_cast<std::size_t>(group) * kHeadDim + part * kChannels);
         bias = 0.0f;
@@ -231,7 +265,7 @@ __device__ __forceinline__ void dot_stream(const PageReader& page, int stream, c
       float dot = bias;
 #pragma unroll
       for (int w = 0; w < kWords; ++w) {
-        const std::uint32_t low = words[u][w] & 0xFFFFu, high = words[u][w] >> 16;
+        const std::uint32_t low = words[u][w], high = words[u][w] >> 16;
         dot = __fmaf_rn(folded[8 * w + 0], shifted_code<0>(low), dot);
         dot = __fmaf_rn(folded[8 * w + 1], shifted_code<1>(low), dot);
         dot = __fmaf_rn(folded[8 * w + 2], shifted_code<2>(low), dot);
@@ -240,36 +274,37 @@ __device__ __forceinline__ void dot_stream(const PageReader& page, int stream, c
         dot = __fmaf_rn(folded[8 * w + 5], shifted_code<1>(high), dot);
         dot = __fmaf_rn(folded[8 * w + 6], shifted_code<2>(high), dot);
         dot = __fmaf_rn(folded[8 * w + 7], shifted_code<3>(high), dot);
-        if (page.kernel_fault == KernelFault::half_precision_stream_dots) dot = __half2float(__float2half_rn(dot));
+        if (half_precision) dot = __half2float(__float2half_rn(dot));
       }
-#pragma unroll
-      for (int width = kRowLanes / 2; width > 0; width /= 2) dot = __fadd_rn(dot, __shfl_xor_sync(~0u, dot, width));
-      if (part == 0 && row[u] >= 0) dots[row[u]] = __fadd_rn(dots[row[u]], dot);
+      sums[u] = dot;
+    }
+    const float dot = reduce_rows(sums, part);
+    const int i = base + reduced_step(part) * kRowsPerStep + slot;
+    if (part % 2 == 0 && i < count) {
+      float& target = dots[entry_row(list[i])];
+      target = __fadd_rn(target, dot);
     }
   }
 }
 
-// accumulator[channel] += sum of weights[row] * V over the listed rows of a BF16 page that fall to this lane's row slot.
+// accumulator[channel] += sum of weights[row] * V over the listed rows of a BF16 tile that fall to this lane's row slot.
 template <int kHeadDim>
-__device__ __forceinline__ void add_bf16(const PageReader& page, const std::uint8_t* list, int count, const float* weights,
+__device__ __forceinline__ void add_bf16(const __nv_bfloat16* tile, const RowEntry* list, int count, const float* weights,
                                          float (&accumulator)[kHeadDim / kRowLanes], int lane) {
   constexpr int kVectors = kHeadDim / kRowLanes / 8;
   const int part = lane % kRowLanes, slot = lane / kRowLanes;
+  const auto* source = reinterpret_cast<const uint4*>(tile) + part * kVectors;
   for (int base = 0; base < count; base += kRowsPerStep * kUnroll) {
     uint4 data[kUnroll][kVectors];
     float weight[kUnroll];
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       const int i = base + u * kRowsPerStep + slot;
-      weight[u] = 0.0f;
+      const int row = i < count ? entry_row(list[i]) : 0;
+      weight[u] = i < count ? weights[row] : 0.0f;
 #pragma unroll
-      for (int v = 0; v < kVectors; ++v) data[u][v] = make_uint4(0, 0, 0, 0);
-      if (i < count) {
-        const int row = list[i];
-        weight[u] = weights[row];
-        const auto* source = reinterpret_cast<const uint4*>(page.bf16_row(KvTensor::v, row)) + part * kVectors;
-#pragma unroll
-        for (int v = 0; v < kVectors; ++v) data[u][v] = __ldg(source + v);
+      for (int v = 0; v < kVectors; ++v) {
+        data[u][v] = i < count ? __ldg(source + row * (kHeadDim / 8) + v) : make_uint4(0, 0, 0, 0);
       }
     }
 #pragma unroll
@@ -287,66 +322,54 @@ __device__ __forceinline__ void add_bf16(const PageReader& page, const std::uint
   }
 }
 
-// The same for encoded rows: weight * X_hat, with X_hat as the specification rounds it (kv/reconstruct.cuh). Folding the scale into the
-// weight would save an operation a value but leave the rounding of sum p * minimum in channels where X_hat itself is small.
+// The same for weights[row] * dec(V) of one stream. dec is the specification's value: folding the scale into the weight would save an
+// operation a value but leave the rounding of sum weight * minimum in channels where V is small.
 template <int kHeadDim>
-__device__ __forceinline__ void add_encoded(const PageReader& page, const std::uint8_t* list, int count, const float* weights,
-                                            float (&accumulator)[kHeadDim / kRowLanes], int lane) {
+__device__ __forceinline__ void add_stream(const PageReader& page, int stream, const RowEntry* list, int count, const float* weights,
+                                           float (&accumulator)[kHeadDim / kRowLanes], int lane) {
   constexpr int kChannels = kHeadDim / kRowLanes;
-  constexpr int kRows = 2;  // steps in flight: reconstructed values take registers
   constexpr int kWords = kChannels / 8;
   constexpr int kHalves = kHeadDim / kGroupSize;
   const int part = lane % kRowLanes, slot = lane / kRowLanes;
-  const int half = part * kChannels / kGroupSize;
-  for (int base = 0; base < count; base += kRowsPerStep * kRows) {
-    float weight[kRows];
-    float value[kRows][kChannels];
-#pragma unroll 1
-    for (int stream = 1; stream <= page.last_stream(); ++stream) {
-      const StreamTile tile = stream_tile(page.shape, *page.entry, *page.map, page.layer, stream, KvTensor::v, page.head);
-      std::uint32_t words[kRows][kWords];
-      float2 minimum_scale[kRows];
-      bool add[kRows];
+  const StreamTile tile = stream_tile(page.shape, *page.entry, *page.map, page.layer, stream, KvTensor::v, page.head);
+  const std::size_t rank = page.map->rank[stream - 1];
+  const auto* payload = reinterpret_cast<const std::uint32_t*>(tile.payload + rank * (kHeadDim / 2)) + part * kWords;
+  const std::uint32_t* parameters = tile.parameters + rank * kHalves + part * kChannels / kGroupSize;
+  for (int base = 0; base < count; base += kRowsPerStep * kUnroll) {
+    std::uint32_t words[kUnroll][kWords], minimum_scale[kUnroll];
+    float weight[kUnroll];
 #pragma unroll
-      for (int u = 0; u < kRows; ++u) {
-        const int i = base + u * kRowsPerStep + slot;
-        const int row = i < count ? list[i] : 0;
-        add[u] = i < count && page.present(row, stream);
-        if (stream == 1) weight[u] = i < count ? weights[row] : 0.0f;
-        minimum_scale[u] = make_float2(0.0f, 0.0f);
-#pragma unroll
-        for (int w = 0; w < kWords; ++w) words[u][w] = 0u;
-        if (add[u]) {
-          const int compact = page.compact_row(row, stream);
-          minimum_scale[u] = parameter(__ldg(tile.parameters + static_cast<std::size_t>(compact) * kHalves + half));
-          const auto* source =
-              reinterpret_cast<const std::uint32_t*>(tile.payload + static_cast<std::size_t>(compact) * (kHeadDim / 2)) + part * kWords;
-#pragma unroll
-          for (int w = 0; w < kWords; ++w) words[u][w] = __ldg(source + w);
-        }
-      }
-#pragma unroll
-      for (int u = 0; u < kRows; ++u) {
-        if (stream > 1 && !add[u]) continue;
-        const float scale = minimum_scale[u].y, scale1 = scale * (1.0f / 16), scale2 = scale * (1.0f / 256), scale3 = scale * (1.0f / 4096);
-#pragma unroll
-        for (int w = 0; w < kWords; ++w) {
-          const std::uint32_t low = words[u][w] & 0xFFFFu, high = words[u][w] >> 16;
-          // code * scale is exact, so the fused addition rounds as the specification's product and sum do.
-          const float decoded[8] = {
-              __fmaf_rn(shifted_code<0>(low), scale, minimum_scale[u].x),   __fmaf_rn(shifted_code<1>(low), scale1, minimum_scale[u].x),
-              __fmaf_rn(shifted_code<2>(low), scale2, minimum_scale[u].x),  __fmaf_rn(shifted_code<3>(low), scale3, minimum_scale[u].x),
-              __fmaf_rn(shifted_code<0>(high), scale, minimum_scale[u].x),  __fmaf_rn(shifted_code<1>(high), scale1, minimum_scale[u].x),
-              __fmaf_rn(shifted_code<2>(high), scale2, minimum_scale[u].x), __fmaf_rn(shifted_code<3>(high), scale3, minimum_scale[u].x)};
-#pragma unroll
-          for (int j = 0; j < 8; ++j) value[u][8 * w + j] = stream == 1 ? decoded[j] : __fadd_rn(value[u][8 * w + j], decoded[j]);
-        }
+    for (int u = 0; u < kUnroll; ++u) {
+      const int i = base + u * kRowsPerStep + slot;
+      const bool load = i < count;
+      const RowEntry entry = load ? list[i] : RowEntry{0};
+      const int place = entry_place(entry);
+      weight[u] = load ? weights[entry_row(entry)] : 0.0f;
+      minimum_scale[u] = load ? __ldg(parameters + place * kHalves) : 0u;
+      if constexpr (kWords == 2) {
+        const uint2 data = load ? __ldg(reinterpret_cast<const uint2*>(payload + place * (kHeadDim / 8))) : make_uint2(0, 0);
+        words[u][0] = data.x;
+        words[u][1] = data.y;
+      } else {
+        words[u][0] = load ? __ldg(payload + place * (kHeadDim / 8)) : 0u;
       }
     }
 #pragma unroll
-    for (int u = 0; u < kRows; ++u) {
+    for (int u = 0; u < kUnroll; ++u) {
+      if (base + u * kRowsPerStep >= count) continue;  // the same in the whole warp
+      const float2 pair = parameter(minimum_scale[u]);
+      const float scale[4] = {pair.y, pair.y * (1.0f / 16), pair.y * (1.0f / 256), pair.y * (1.0f / 4096)};
 #pragma unroll
-      for (int c = 0; c < kChannels; ++c) accumulator[c] = __fmaf_rn(weight[u], value[u][c], accumulator[c]);
+      for (int w = 0; w < kWords; ++w) {
+        const std::uint32_t low = words[u][w], high = words[u][w] >> 16;
+        // code * scale is exact, so the fused addition rounds as the specification's product and sum do.
+        const float decoded[8] = {__fmaf_rn(shifted_code<0>(low), scale[0], pair.x),  __fmaf_rn(shifted_code<1>(low), scale[1], pair.x),
+                                  __fmaf_rn(shifted_code<2>(low), scale[2], pair.x),  __fmaf_rn(shifted_code<3>(low), scale[3], pair.x),
+                                  __fmaf_rn(shifted_code<0>(high), scale[0], pair.x), __fmaf_rn(shifted_code<1>(high), scale[1], pair.x),
+                                  __fmaf_rn(shifted_code<2>(high), scale[2], pair.x), __fmaf_rn(shifted_code<3>(high), scale[3], pair.x)};
+#pragma unroll
+        for (int j = 0; j < 8; ++j) accumulator[8 * w + j] = __fmaf_rn(weight[u], decoded[j], accumulator[8 * w + j]);
+      }
     }
   }
 }
@@ -362,7 +385,7 @@ __global__ void __launch_bounds__(kThreads, 4) split_attention_kernel(Arguments 
   __shared__ float scores[kSplitPages * kPageTokens];  // dots, then logits, then exp(logit - maximum)
   __shared__ float outputs[kWarps][kHeadDim];
   __shared__ float warp_maximum[kWarps], warp_sums[kWarps];
-  __shared__ std::uint8_t lists[kWarps][kPageTokens];
+  __shared__ RowEntry lists[kWarps][kPageTokens];
 
   const int split_index = blockIdx.x, head = blockIdx.y, row_index = blockIdx.z;
   const QueryRow row = arguments.rows[row_index];
@@ -371,7 +394,7 @@ __global__ void __launch_bounds__(kThreads, 4) split_attention_kernel(Arguments 
   const RequestTable request = arguments.kv.requests[row.request];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int part = lane % kRowLanes;
-  std::uint8_t* list = lists[warp];
+  RowEntry* list = lists[warp];
 
   const int reference_slot =
       kPurpose == Purpose::correction && arguments.kernel_fault == KernelFault::stale_reference_slot ? row.reference ^ 1 : row.reference;
@@ -396,7 +419,7 @@ __global__ void __launch_bounds__(kThreads, 4) split_attention_kernel(Arguments 
                       arguments.layer,
                       head,
                       row.loop,
-                      row.position / kPageTokens == page ? row.position % kPageTokens : -1,
+                      page_mask(page, row.position, row.position + 1),
                       arguments.fault,
                       arguments.kernel_fault};
   };
@@ -435,14 +458,13 @@ __global__ void __launch_bounds__(kThreads, 4) split_attention_kernel(Arguments 
         const PageReader reader = page_of(page);
         const std::uint64_t encoded = keys & encoded_rows(page);
         const std::uint64_t tail = keys & ~encoded;
-        if (tail != 0) {
-          const int count = list_bits(tail, list, lane);
-          dot_bf16<kHeadDim>(reader, q, list, count, dots, lane);
-        }
+        reader.for_each_plane(tail, [&](int plane, std::uint64_t rows) {
+          const int count = list_rows(rows, rows, kPageTokens - 1, false, list, lane);
+          dot_bf16<kHeadDim>(reader.plane_tile(plane, KvTensor::k), q, list, count, dots, lane);
+        });
         if (encoded != 0) {
-#pragma unroll 1
-          for (int stream = 1; stream <= reader.last_stream(); ++stream) {
-            const int count = list_bits(reader.stream_rows(encoded, stream), list, lane);
+          for (int stream = 1; stream <= reader.history_loop(); ++stream) {
+            const int count = reader.list_stream(encoded, stream, KvTensor::k, list, lane);
             if (count > 0) dot_stream<kHeadDim>(reader, stream, q, list, count, dots, lane);
           }
         }
@@ -504,13 +526,15 @@ __global__ void __launch_bounds__(kThreads, 4) split_attention_kernel(Arguments 
     const std::uint64_t encoded = keys & encoded_rows(page);
     const std::uint64_t tail = keys & ~encoded;
     if (encoded != 0) {
-      const int count = list_bits(encoded, list, lane);
-      add_encoded<kHeadDim>(reader, list, count, weights, accumulator, lane);
+      for (int stream = 1; stream <= reader.history_loop(); ++stream) {
+        const int count = reader.list_stream(encoded, stream, KvTensor::v, list, lane);
+        if (count > 0) add_stream<kHeadDim>(reader, stream, list, count, weights, accumulator, lane);
+      }
     }
-    if (tail != 0) {
-      const int count = list_bits(tail, list, lane);
-      add_bf16<kHeadDim>(reader, list, count, weights, accumulator, lane);
-    }
+    reader.for_each_plane(tail, [&](int plane, std::uint64_t rows) {
+      const int count = list_rows(rows, rows, kPageTokens - 1, false, list, lane);
+      add_bf16<kHeadDim>(reader.plane_tile(plane, KvTensor::v), list, count, weights, accumulator, lane);
+    });
   }
   sum = warp_sum(sum);
 #pragma unroll
