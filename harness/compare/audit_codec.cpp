@@ -23,8 +23,7 @@ struct GroupCheck {
     c.log.require(is_float16(minimum), Rule::codec_parameters, place, 0, minimum, 0, "minimum, which must be a finite FP16 number and");
     c.log.require(is_float16(scale) && scale >= 0.0f, Rule::codec_parameters, place, 0, scale, 0,
                   "scale, which must be a finite FP16 number >= 0 and");
-    // S-KVQ-6: a zero minimum is +0.
-    c.log.require(minimum != 0.0f || !std::signbit(minimum), Rule::codec_parameters, place, 0.0, minimum, 0, "zero minimum");
+    // The sign of a zero says nothing: +0 is stored of a zero, -0 of a negative number that FP16 rounds to zero (S-KVQ-6).
   }
 
   void extremes(int least, int greatest, float scale, int position, int head, std::int64_t element) const {

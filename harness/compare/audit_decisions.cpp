@@ -86,6 +86,7 @@ constexpr double kHazardError = 32 * kFloatUnit;
 void exits(const AuditContext& c) {
   const RequestRecord& record = c.record;
   const ExitRule& rule = c.config.exit();
+  const int loops = c.config.loops();  // four, or fewer with all switches off
   for (int j = 0; j < static_cast<int>(record.exit_depths.size()); ++j) {
     const int depth = record.exit_depths[static_cast<std::size_t>(j)];
     const int position = c.prompt() + j;
@@ -97,7 +98,7 @@ void exits(const AuditContext& c) {
       continue;
     }
     if (rule.mode == ExitMode::full) {
-      require(depth == kLoops, kLoops, "exit depth");
+      require(depth == loops, loops, "exit depth");
     } else if (rule.mode == ExitMode::trace) {
       if (j < static_cast<int>(c.request.exit_depths.size())) {
         const int forced = c.request.exit_depths[static_cast<std::size_t>(j)];
@@ -107,22 +108,22 @@ void exits(const AuditContext& c) {
       const auto gates = record.gate.row(position);
       const int delay = rule.mode == ExitMode::delayed ? 1 : 0;
       double survival = 1.0;
-      int earliest = 0, latest = kLoops;  // legal depths: the decision may fall either way within the error
-      for (int loop = 1; loop <= kLoops; ++loop) {
+      int earliest = 0, latest = loops;  // legal depths: the decision may fall either way within the error
+      for (int loop = 1; loop <= loops; ++loop) {
         survival *= 1.0 - 1.0 / (1.0 + std::exp(-static_cast<double>(gates[static_cast<std::size_t>(loop - 1)])));
         if (loop < rule.min_loops || !(rule.threshold < 1.0f)) continue;
         const double margin = 1.0 - survival - static_cast<double>(rule.threshold);
-        const int end = std::min(kLoops, loop + delay);
+        const int end = std::min(loops, loop + delay);
         if (earliest == 0 && margin >= -kHazardError) earliest = end;
         if (margin >= kHazardError) {
           latest = end;
           break;
         }
       }
-      if (earliest == 0) earliest = kLoops;
+      if (earliest == 0) earliest = loops;
       require(depth >= earliest && depth <= latest, depth < earliest ? earliest : latest, "exit depth");
     } else {
-      require(depth >= rule.min_loops && depth <= kLoops, rule.min_loops, "exit depth");
+      require(depth >= rule.min_loops && depth <= loops, rule.min_loops, "exit depth");
     }
   }
 }

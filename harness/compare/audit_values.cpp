@@ -59,7 +59,8 @@ void logits(const AuditContext& c) {
                       row[v], 0, "logit");
     }
   }
-  const auto& last = record.hidden[kLoops - 1];
+  const int loops = c.config.loops();
+  const auto& last = record.hidden[static_cast<std::size_t>(loops - 1)];
   if (last.empty()) return;
   const ModelConfig& model = c.checkpoint.config;
   const std::int64_t rows = record.logits.extent(0);
@@ -72,7 +73,7 @@ void logits(const AuditContext& c) {
       const Dot exact = dot(hidden, c.checkpoint.lm_head.row(v).data());
       const double bound = dot_bound(c, exact.magnitude, model.hidden);
       const double found = record.logits.row(j)[static_cast<std::size_t>(v)];
-      c.log.require(std::fabs(found - exact.value) <= bound, Rule::logits_head, c.place(kLoops, -1, position, -1, v), exact.value, found,
+      c.log.require(std::fabs(found - exact.value) <= bound, Rule::logits_head, c.place(loops, -1, position, -1, v), exact.value, found,
                     bound, "logit");
     }
   }
@@ -84,7 +85,7 @@ void gate(const AuditContext& c) {
   const double bias = bfloat16_from_bits(c.checkpoint.early_exit_bias.data.at(0));
   for (int p = 0; p < c.positions(); ++p) {
     const auto gates = record.gate.row(p);
-    for (int loop = 1; loop <= kLoops; ++loop) {
+    for (int loop = 1; loop <= c.config.loops(); ++loop) {
       const auto at = static_cast<std::size_t>(loop - 1);
       if (loop > 1 && !c.ran(loop, p)) {
         c.log.require(std::bit_cast<std::uint32_t>(gates[at]) == std::bit_cast<std::uint32_t>(gates[at - 1]), Rule::inherited_gate,

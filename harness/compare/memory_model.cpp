@@ -106,12 +106,12 @@ class RequestModel {
     }
   }
 
-  // BF16 rows of positions [begin, end) in four planes.
+  // BF16 rows of positions [begin, end) in the planes of all loops (four, or fewer with all switches off).
   void planes(Account& account, int begin, int end) const {
     if (begin >= end) return;
     const std::int64_t row = std::int64_t{model_.layers} * model_.projection_width() * 2 * kBfloat16Bytes;
     std::int64_t executed = 0, pages = 0;
-    for (int loop = 1; loop <= kLoops; ++loop) {
+    for (int loop = 1; loop <= config_.loops(); ++loop) {
       executed += rows_.count(loop, begin, end);
       // A plane has the pages in which a row executed its loop; a page that the frontier cuts stays whole.
       for (int page = begin / kPageTokens; page < ceil_div(end, kPageTokens); ++page) {

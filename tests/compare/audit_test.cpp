@@ -245,6 +245,45 @@ TEST(Audit, ThresholdAndDelayedExitsFollowTheGates) {
   }
 }
 
+// Dense models may have fewer loops (S-CFG-8): the last one is then where logits come from and where rows end.
+TEST(Audit, ADenseModelOfTwoLoopsEndsThere) {
+  HandMade made = make_hand_made_free_run();
+  made.checkpoint.config.loops = 2;
+  made.config = EffectiveConfig::resolve(AlgorithmConfig{}, made.checkpoint.config);
+  RequestRecord& record = request(made);
+  record.hidden[1] = record.hidden[3];  // the logits stay the head on the last loop
+  record.hidden[2] = record.hidden[3] = {};
+  for (int p = 0; p < record.prompt_length + record.fed; ++p) {
+    auto gates = record.gate.row(p);
+    gates[1] = gates[3];
+    gates[2] = gates[3] = kNan;
+  }
+  record.kv[2] = record.kv[3] = {};
+  for (int j = 0; j < record.fed; ++j) record.exit_depths[static_cast<std::size_t>(j)] = 2;
+  EXPECT_TRUE(audit_of(made).clean()) << texts(audit_of(made));
+  HandMade wrong = made;
+  request(wrong).exit_depths[0] = 4;
+  EXPECT_TRUE(rules_of(audit_of(wrong)).contains("exit_depth"));
+  wrong = made;
+  request(wrong).logits.row(0)[1] += 1e-3f;
+  EXPECT_TRUE(rules_of(audit_of(wrong)).contains("logits_head"));
+}
+
+// S-KVQ-6: what FP16 makes of -1e-9 is -0.
+TEST(Audit, AStoredMinimumMayBeNegativeZero) {
+  HandMade made = make_hand_made_record();
+  int zeros = 0;
+  for (int loop = 1; loop <= kLoops; ++loop) {
+    for (float& minimum : codec(made, loop).v_min.data) {
+      if (minimum != 0.0f) continue;
+      minimum = -0.0f;
+      ++zeros;
+    }
+  }
+  ASSERT_GT(zeros, 0);
+  EXPECT_TRUE(audit_of(made).clean()) << texts(audit_of(made));
+}
+
 TEST(Audit, ExitDecisionWithinRoundingOfTheThresholdMayGoEitherWay) {
   HandMade made = make_hand_made_free_run();
   AlgorithmConfig requested;

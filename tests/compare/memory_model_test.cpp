@@ -112,6 +112,16 @@ TEST(MemoryModel, DenseIsFourPlanesInWholePages) {
   EXPECT_EQ(p.steady.logical_of(MemoryCategory::attention_reference_state), 0);
 }
 
+TEST(MemoryModel, ADenseModelOfTwoLoopsHasTwoPlanes) {
+  ModelConfig model = ouro_1_4b();
+  model.loops = 2;
+  MemoryInput input;
+  input.requests.push_back({.prompt_length = 100, .committed = 130, .capacity = 0, .active = {}, .exit_depths = {}});
+  const MemoryPrediction p = predict_memory(model, EffectiveConfig::resolve(AlgorithmConfig{}, model), input);
+  EXPECT_EQ(p.steady.logical_of(MemoryCategory::bf16_planes), kHeads * 1024 * 130);
+  EXPECT_EQ(p.steady.physical_of(MemoryCategory::padding), kHeads * 1024 * (192 - 130) + 3 * kActivityMapEntryBytes);
+}
+
 TEST(MemoryModel, TailHoldsSixtyFourToOneHundredTwentySevenTokens) {
   for (int committed = 640; committed < 768; ++committed) {
     const MemoryPrediction p = predict(configured("t0s0q1"), 512, committed);
