@@ -142,6 +142,10 @@ Baseline baseline_of(const Report& report) {
     throw ConfigError("the report is of a sweep with the planted fault " + report.meta.mutant +
                       ", which is never a result: no baseline is made of it");
   }
+  if (!report.meta.shard.empty()) {
+    throw ConfigError("the report holds shards " + report.meta.shard +
+                      " only; merge all of them (loopgauge report merge) before updating a baseline");
+  }
   Baseline baseline{report.meta.model_sha256, report.meta.set, {}};
   for (const CaseResult& row : report.cases) {
     if (row.status == CaseStatus::failed || row.status == CaseStatus::error) {

@@ -52,8 +52,8 @@ MetricKind metric_kind(std::string_view metric);
 // task_accuracy, memory.steady, memory.peak, as far as the row has them.
 std::map<std::string, std::string> metrics_of(const CaseResult& row);
 
-// Rows that passed. Throws ConfigError for a report with a planted fault, with failed rows or with cases it did not reach: none of these
-// may become what later sweeps are measured by.
+// Rows that passed. Throws ConfigError for a report with a planted fault, with failed rows, with cases it did not reach or of some shards
+// only: none of these may become what later sweeps are measured by.
 Baseline baseline_of(const Report& report);
 
 std::string baseline_text(const Baseline& baseline);

@@ -44,6 +44,7 @@ Report sample() {
   report.meta.model_sha256 = kModel;
   report.meta.set = "ci";
   report.meta.device = "no CUDA device";
+  report.meta.executors = "both";
   report.cases = {passing_case("serial/t0s0q1:rolling:serial_aligned/seven"), passing_case("serial/t0s0q0/seven")};
   return report;
 }
@@ -103,6 +104,9 @@ TEST(Baseline, OnlyPassingCompleteSweepsBecomeOne) {
   EXPECT_THROW(baseline_of(report), ConfigError);
   report = sample();
   report.cases[0].status = CaseStatus::not_run;
+  EXPECT_THROW(baseline_of(report), ConfigError);
+  report = sample();
+  report.meta.shard = "1/4";
   EXPECT_THROW(baseline_of(report), ConfigError);
   // Without a device the optimized column is stated, not required.
   report = sample();
@@ -231,6 +235,11 @@ TEST(Gate, OptimizedCasesWithoutADeviceAreStatedAndDecideNothing) {
   EXPECT_NE(gate_text(result).find("note  1 optimized cases were not run: no CUDA device"), std::string::npos) << gate_text(result);
   // With a device the same hole is missing coverage.
   report.meta.device_available = true;
+  EXPECT_EQ(judge(report, before).exit_code, 5);
+  // So it is where the sweep was of the reference alone.
+  report.meta.device_available = false;
+  report.meta.executors = "reference";
+  report.cases.pop_back();
   EXPECT_EQ(judge(report, before).exit_code, 5);
 }
 
