@@ -19,7 +19,7 @@
 namespace loopgauge::harness {
 
 // Counts what it is shown: proof that taps were attached and called.
-class CountingTap : public Tap {
+class CaseRunner::CountingTap : public Tap {
  public:
   void record(const TapPoint&, std::span<const float> values) override {
     ++rows_;
@@ -89,13 +89,6 @@ void guarded(CaseResult& row, const std::function<void()>& work) {
   }
 }
 
-// Of a tapped run that has the expected bits.
-CheckRow tap_check(const CountingTap& tap) {
-  if (tap.rows() == 0) return not_run_check(kRepeatWithTapsCheck, "the executor reported nothing to the tap");
-  return passed_check(kRepeatWithTapsCheck,
-                      "same bits with " + std::to_string(tap.rows()) + " rows (" + std::to_string(tap.values()) + " values) tapped");
-}
-
 void set_time(CaseResult& row, double seconds) {
   row.seconds = seconds;
   row.timings = {{"run", 0, seconds}};
@@ -158,7 +151,8 @@ void CaseRunner::judge_record(const Case& value, const Trace& trace, const RunRe
   set_memory(row, predict_memory(checkpoint_.config, config, memory_input(record)));
   if (conformance_ == nullptr) return;
   if (conformance_->failure) std::rethrow_exception(conformance_->failure);
-  judge_conformance(executor_, checkpoint_, value, trace, record, *conformance_->baseline, row);
+  if (!operations_) operations_ = std::make_unique<OperationReference>(checkpoint_);
+  judge_conformance(executor_, checkpoint_, *operations_, value, trace, record, *conformance_->baseline, row);
 }
 
 const CaseResult& CaseRunner::serial_row(const Case& value, const Trace& trace) {
@@ -201,6 +195,12 @@ void CaseRunner::compare_with_serial(const Case& value, const Trace& trace, cons
       again.digests.at("all") != expected
           ? "bits differ from the serial plan, and two serial runs differ from each other"
           : "bits differ from the serial plan: " + divergence_text(compare_records(again.record, actual.record, resolve(value).window()))));
+}
+
+CheckRow CaseRunner::tap_check(const CountingTap& tap) {
+  if (tap.rows() == 0) return not_run_check(kRepeatWithTapsCheck, "the executor reported nothing to the tap");
+  return passed_check(kRepeatWithTapsCheck,
+                      "same bits with " + std::to_string(tap.rows()) + " rows (" + std::to_string(tap.values()) + " values) tapped");
 }
 
 CheckRow CaseRunner::repeat_with_taps(const Case& value, const Trace& trace, const Run& first) {

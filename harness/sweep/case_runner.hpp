@@ -14,6 +14,7 @@
 #include "harness/report/report.hpp"
 #include "harness/sweep/checks.hpp"
 #include "harness/sweep/conformance_baseline.hpp"
+#include "harness/sweep/operation_conformance.hpp"
 #include "harness/sweep/dense_baselines.hpp"
 #include "models/checkpoint.hpp"
 #include "models/executor.hpp"
@@ -60,6 +61,8 @@ class CaseRunner {
   void judge_mutant(const Case& value, const Trace& trace, Fault fault, CaseResult& clean_row, CaseResult& mutant_row);
 
  private:
+  class CountingTap;
+
   struct Run {
     RunRecord record;
     std::unique_ptr<KeyLogitTap> keys;  // of a run that is to be kept
@@ -76,8 +79,10 @@ class CaseRunner {
   // Audit, drift and memory of a run whose bits are not known from another row.
   void judge_record(const Case& value, const Trace& trace, const RunRecord& record, CaseResult& row);
   // `tap` was attached to `actual`; null: none was.
-  void compare_with_serial(const Case& value, const Trace& trace, const Run& actual, const class CountingTap* tap, const CaseResult& serial,
+  void compare_with_serial(const Case& value, const Trace& trace, const Run& actual, const CountingTap* tap, const CaseResult& serial,
                            CaseResult& row);
+  // Of a run with `tap` that has the expected bits.
+  static CheckRow tap_check(const CountingTap& tap);
   CheckRow repeat_with_taps(const Case& value, const Trace& trace, const Run& first);
   const CaseResult& serial_row(const Case& value, const Trace& trace);
   void enter_trace(const Trace& trace);
@@ -91,6 +96,7 @@ class CaseRunner {
   std::string keep_;
   std::optional<ObservedRun> kept_;
   const ConformanceBaselines::Entry* conformance_ = nullptr;  // of the case being judged
+  std::unique_ptr<OperationReference> operations_;            // once a candidate is judged
 
   // Of the current trace.
   const Trace* trace_ = nullptr;
