@@ -156,7 +156,8 @@ int budget(int basis_points, int count) {
   return static_cast<int>(std::max<std::int64_t>(1, (product + kBasisPoints - 1) / kBasisPoints));
 }
 
-int window_count(int prompt_length, int window) { return (prompt_length + window - 1) / window; }
+// Not (prompt_length + window - 1) / window: a window may be as large as an int.
+int window_count(int prompt_length, int window) { return prompt_length / window + (prompt_length % window != 0); }
 
 PositionRange window_range(int index, int prompt_length, int window) {
   return {index * window, std::min((index + 1) * window, prompt_length)};

@@ -8,7 +8,7 @@ namespace loopgauge::harness {
 CausalOrder::CausalOrder(const RequestRecord& record, int window)
     : record_(record),
       window_(window),
-      windows_((record.prompt_length + window - 1) / window),
+      windows_(window_count(record.prompt_length, window)),
       encoded_(record.encoded_frontier.empty() ? 0 : record.encoded_frontier.back()) {}
 
 int CausalOrder::stage_of(int position) const {

@@ -49,6 +49,7 @@ TEST(Windows, AreAnchoredAtPositionZeroAndTheLastMayBeShort) {
   EXPECT_EQ(window_count(1, 256), 1);
   EXPECT_EQ(window_count(256, 256), 1);
   EXPECT_EQ(window_count(257, 256), 2);
+  EXPECT_EQ(window_count(257, 2147483584), 1) << "the largest multiple of 64";
   EXPECT_EQ(window_range(0, 257, 256), (PositionRange{0, 256}));
   EXPECT_EQ(window_range(1, 257, 256), (PositionRange{256, 257}));
 }
