@@ -58,6 +58,12 @@ TEST(Merge, RefusesOverlap) {
   EXPECT_NE(refusal({shard_of_sample("1/2", {0}), shard_of_sample("2/3", {1})}).find("shards"), std::string::npos);
 }
 
+TEST(Merge, RefusesShardsThatCannotBe) {
+  for (const char* shard : {"0/2", "3/2", "1/0", "1", "/2", "1/", "1/2/3", "-1/2", "1/99999999999", "99999999999/2", "1/2,"}) {
+    EXPECT_THROW(merge_reports({shard_of_sample(shard, {0}), shard_of_sample("2/2", {1})}), FileError) << shard;
+  }
+}
+
 TEST(Merge, RefusesWholeReportsAndSingles) {
   EXPECT_NE(refusal({{"a.h5", sample_report()}, shard_of_sample("1/2", {0})}).find("a.h5 holds the whole request"), std::string::npos);
   EXPECT_NE(refusal({shard_of_sample("1/2", {0})}).find("at least two"), std::string::npos);
