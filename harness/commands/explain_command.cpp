@@ -103,8 +103,6 @@ class Runs {
   RunRecord run(const Side& side, Tap& tap) {
     const std::unique_ptr<Executor> executor = make_executor(side.executor, checkpoint_);
     const Plan plan = make_plan(side.mode, trace_, config_);
-    if (const std::string fault = plan_fault(plan, trace_, config_); !fault.empty())
-      throw InternalError("the planner made an illegal plan: " + fault);
     RunOptions options;
     options.profile = side.profile;
     options.fault = side.fault;
