@@ -28,10 +28,11 @@ std::string token_margin(const RequestRecord& record, int row) {
 }
 
 std::string active_margin(const Divergence& d, const RequestRecord& record, int window) {
+  if (d.loop < 3) return {};
   const auto at = static_cast<std::size_t>(d.loop - 3);
   const auto& scores = record.scores[at];
   const auto& active = record.active[at];
-  if (d.loop < 3 || scores.empty() || d.position < 0 || d.position >= static_cast<int>(scores.size())) return {};
+  if (scores.empty() || d.position < 0 || d.position >= static_cast<int>(scores.size())) return {};
   const float own = scores[static_cast<std::size_t>(d.position)];
   if (std::isnan(own)) return "the row was not eligible: it follows from a selection at the loop before";
   const bool selected = std::find(active.begin(), active.end(), d.position) != active.end();

@@ -10,8 +10,8 @@
 
 namespace loopgauge::harness {
 
-// The plan of `mode` for `trace`, legal by plan_fault. Plan::mode is mode_text(mode). Throws UnsupportedError for a mode without a planner in this version
-// and for a trace with events (cancel, preempt, resume, reuse_id), ConfigError for an invalid mode parameter.
+// The plan of `mode` for `trace`, legal by plan_fault. Plan::mode is mode_text(mode). Throws UnsupportedError for a mode without a
+// planner in this version and for a trace with events (cancel, preempt, resume, reuse_id), ConfigError for an invalid mode parameter.
 Plan make_plan(const ModeSpec& mode, const Trace& trace, const EffectiveConfig& config);
 
 // Number of positions after the prompt that are forwarded at most: n when n tokens are forced, else max_new_tokens - 1 (the last
