@@ -121,7 +121,7 @@ FlipLimits flip_limits(const Yardstick& decision_forced) {
   double gate = 0.0;
   // The limits follow from the yardstick alone: judging the reordered run by itself gives them.
   for (const DistanceVerdict& verdict : judge_distances(decision_forced.reordered, decision_forced)) {
-    const double largest = verdict.limit.back();
+    const double largest = spec::flip_move_limit(verdict.reordered.back(), verdict.exact.back());
     if (verdict.metric == "score") limits.score[verdict.loop - 3] = largest;
     if (verdict.metric == "logits") limits.logit = largest;
     if (verdict.metric == "gate") gate = std::fmax(gate, largest);

@@ -22,7 +22,7 @@ std::vector<std::int32_t> only_in(std::span<const std::int32_t> a, std::span<con
   return result;
 }
 
-// Fills margin, difference and largest_move of the flip in which `lost` made place for `come`.
+// Fills margin, difference and largest_move of the flip in which `lost` made place for `come`. NaN values give NaN.
 void compare_values(Flip& flip, double lost_expected, double lost_actual, double come_expected, double come_actual) {
   flip.margin = lost_expected - come_expected;
   const double lost = std::fabs(lost_actual - lost_expected), come = std::fabs(come_actual - come_expected);
@@ -267,7 +267,7 @@ void explain_flips(Decisions& decisions, const FlipLimits& limits) {
   std::vector<const Flip*> causes;
   std::optional<std::pair<int, const Flip*>> first_key;
   for (Flip& flip : decisions.flips) {
-    const bool unknown = std::isnan(flip.margin);
+    const bool unknown = std::isnan(flip.margin) || std::isnan(flip.difference);  // a value exists in one run only
     const bool ranked = unknown || flip.margin <= flip.difference + flip.slack;
     flip.root = true;
     flip.explained = !unknown && ranked && flip.largest_move <= limit_of(flip, limits);

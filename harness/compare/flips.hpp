@@ -41,8 +41,8 @@ struct Flip {
   int loop = -1;                   // of the decision: 3, 4 (token), 2 (key), the earlier exit (exit)
   int layer = -1, head = -1;
   int window = -1;      // token
-  double margin = 0.0;  // NaN: a value exists in one run only, which follows from an earlier flip
-  double difference = 0.0;
+  double margin = 0.0;      // NaN here or
+  double difference = 0.0;  // here: a value exists in one run only, which follows from an earlier flip
   double slack = 0.0;         // what the margin may exceed the difference by: rounding of recomputed values
   double largest_move = 0.0;  // the larger of the two values' moves
   bool root = true;

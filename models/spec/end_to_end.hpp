@@ -24,9 +24,10 @@ inline constexpr Tolerance kEndToEndDistance{
 inline constexpr int kMinimumTeacherForcedRows = 100;
 
 // A percentile with m values beyond it is known to about 1 / sqrt(m) of itself, on both sides of the comparison: the factor by which the
-// ratio is widened is 1 + 2 / sqrt(m), m >= 1. Three times the yardstick for a maximum, next to nothing for the median of a long trace.
+// ratio is widened is 1 + 2 / sqrt(m). Next to nothing for the median of a long trace, three times where one value decides, and more where
+// the percentile lies beyond the sample (m < 1: the 99th of 41 rows); nine times at most, which is what a maximum gets.
 inline double sampling_allowance(double values, double percentile) {
-  return 1.0 + 2.0 / std::sqrt(std::fmax(1.0, values * (1.0 - percentile)));
+  return 1.0 + 2.0 / std::sqrt(std::fmax(1.0 / 16.0, values * (1.0 - percentile)));
 }
 
 // Limit of one percentile of a distance over `values` values. `reordered`, `exact`: the same percentile of distance(reordered, reference)
@@ -38,6 +39,9 @@ inline double distance_limit(double values, double percentile, double reordered,
   if (quadratic) return allowance * allowance * std::fmax(ratio * ratio * reordered, exact);
   return allowance * std::fmax(ratio * reordered, exact);
 }
+
+// Largest move of one compared value that still counts as noise: three times what the yardsticks' largest move allows.
+inline double flip_move_limit(double reordered, double exact) { return 3.0 * std::fmax(kEndToEndDistance.ratio * reordered, exact); }
 
 // Limit of a count of flips where the reordered run has `reordered` of them and the run in double precision `exact`: the ratio of the
 // former or the latter, and three standard deviations of a count (at least three flips: a yardstick of none is no proof that none are due).
