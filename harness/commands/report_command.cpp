@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // `loopgauge report FILE`: renders a report. `loopgauge report merge A B -o C`: puts shards together.
+#include <algorithm>
 #include <filesystem>
 #include <iostream>
 #include <map>
@@ -81,6 +82,9 @@ void add_report_command(CLI::App& app, int& exit_code) {
   command->callback([options, merge_command, &exit_code] {
     exit_code = 0;
     if (*merge_command) {
+      const bool other = std::any_of(options->formats.begin(), options->formats.end(), [](const auto& format) { return format.second; });
+      if (!options->file.empty() || other)
+        throw ConfigError("report merge takes its own files only: nothing may stand between report and merge");
       merge(*options, exit_code);
     } else {
       render(*options);

@@ -119,7 +119,7 @@ ReportMeta make_meta(const Sweep& sweep, const SweepOptions& options, const Case
   meta.compiler = build.compiler + ", " + build.build_type + ", " + build.cuda;
   meta.model_sha256 = sweep.checkpoint.sha256;
   meta.model_config = model_config_json(sweep.checkpoint.config);
-  meta.device = sweep.executors.device;
+  meta.device = request.executors == ExecutorChoice::reference ? "not asked for" : sweep.executors.device;
   meta.device_available = sweep.executors.optimized != nullptr;
   meta.cpu = host.cpu + ", " + std::to_string(host.threads) + " threads";
   meta.set = request.set;

@@ -51,6 +51,7 @@ void print_verdict(const Report& report, std::ostream& out) {
   out << "  model " << meta.model_sha256.substr(0, 16) << ", loopgauge " << meta.tool_version << " (" << meta.source_revision.substr(0, 12)
       << (meta.source_revision.ends_with("-dirty") ? "-dirty" : "") << "), " << meta.compiler << ", seed " << meta.seed;
   if (!meta.shard.empty()) out << ", shard " << meta.shard;
+  if (meta.device_available) out << "\n  device " << meta.device;
   out << "\n  " << meta.started << " to " << meta.finished << "\n";
   for (std::size_t begin = 0; begin <= meta.command_line.size();) {
     const std::size_t end = std::min(meta.command_line.find('\n', begin), meta.command_line.size());

@@ -233,6 +233,9 @@ TEST_F(SweepCommand, MergedShardsEqualTheWholeSweep) {
   for (std::size_t n = 0; n < whole.cases.size(); ++n) EXPECT_EQ(row_text(merged.cases[n]), row_text(whole.cases[n]));
   EXPECT_EQ(test::run_program({"report", "merge", path("shard-1.h5"), path("shard-1.h5"), "-o", path("twice.h5")}).exit_code, 2);
   EXPECT_FALSE(std::filesystem::exists(path("twice.h5")));
+  EXPECT_EQ(
+      test::run_program({"report", path("whole.h5"), "merge", path("shard-1.h5"), path("shard-2.h5"), "-o", path("twice.h5")}).exit_code,
+      2);
 }
 
 TEST_F(SweepCommand, PythonReadsEveryTable) {
