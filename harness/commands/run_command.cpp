@@ -6,11 +6,13 @@
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "harness/byte_text.hpp"
 #include "harness/commands/case_selection.hpp"
 #include "harness/commands/command.hpp"
 #include "harness/commands/common_options.hpp"
+#include "harness/io/decisions_file.hpp"
 #include "harness/io/digest.hpp"
 #include "harness/io/dump_file.hpp"
 #include "harness/io/trace_file.hpp"
@@ -28,6 +30,7 @@ struct RunCommandOptions {
   std::string case_text;
   std::string trace_file;
   std::string mutant;
+  std::string decisions_file;
   std::string dump_file;
   std::vector<std::string> dump_only;
   bool digest = false;
@@ -98,6 +101,10 @@ Request read_request(const RunCommandOptions& options) {
 void check_dump_folder(const std::string& dump_file) {
   if (dump_file.empty()) return;
   const std::filesystem::path folder = std::filesystem::absolute(dump_file).parent_path();
+  const std::filesystem::file_status existing = std::filesystem::status(dump_file);
+  if (std::filesystem::exists(existing) && !std::filesystem::is_regular_file(existing)) {
+    throw FileError("--dump " + dump_file + ": is not a regular file, so it cannot be replaced as a whole; write to a file name");
+  }
   if (!std::filesystem::is_directory(folder)) throw FileError("--dump " + dump_file + ": folder " + folder.string() + " does not exist");
 }
 
@@ -108,6 +115,7 @@ struct Outcome {
   bool byte_level = false;
   double seconds = 0;
   std::map<std::string, std::string> digests;  // empty without --digest
+  std::optional<FileDecisions> forced;         // with --decisions
 };
 
 Outcome replay_request(const RunCommandOptions& options, const Request& request) {
@@ -132,6 +140,10 @@ Outcome replay_request(const RunCommandOptions& options, const Request& request)
   if (options.digest) run_options.record = RecordGroups::all();
 
   Outcome outcome;
+  if (!options.decisions_file.empty()) {
+    outcome.forced = read_decisions(options.decisions_file, request.trace, config, checkpoint.config);
+    run_options.decisions = &outcome.forced->record;
+  }
   outcome.id = case_id(request.value);
   outcome.model_folder = request.settings.checkpoint.string();
   outcome.byte_level = checkpoint.config.vocab == kByteVocabulary;
@@ -141,8 +153,9 @@ Outcome replay_request(const RunCommandOptions& options, const Request& request)
     outcome.record = replay_watched(*executor, plan, request.trace, config, run_options, &progress);
   }
   outcome.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  // A dump of a faulty run must not pass for a result.
+  // A dump of a faulty run, or of one that did not decide for itself, must not pass for a result.
   if (request.fault != Fault::none) outcome.record.executor += "+" + std::string(to_string(request.fault));
+  if (outcome.forced) outcome.record.executor += "+forced_decisions";
   if (options.digest) outcome.digests = digests(outcome.record);
   if (!options.dump_file.empty()) write_dump(options.dump_file, outcome.record, config, {.case_id = outcome.id, .only = options.dump_only});
   return outcome;
@@ -182,6 +195,15 @@ void print_request(const Outcome& outcome, const Trace& trace, std::size_t index
   }
 }
 
+std::string forced_text(const FileDecisions& forced) {
+  std::string text = std::to_string(forced.token_sets) + " token sets, keys of " + std::to_string(forced.key_steps) + " steps, exits of " +
+                     std::to_string(forced.exit_steps) + " steps";
+  if (forced.steps_without_keys > 0) {
+    text += "; keys of " + std::to_string(forced.steps_without_keys) + " steps selected anew, as the file lacks those of some layer";
+  }
+  return text;
+}
+
 void print_console(const Outcome& outcome, const Trace& trace, const std::string& dump_file) {
   const RunRecord& record = outcome.record;
   std::cout << "case      " << outcome.id << "\n"
@@ -189,6 +211,7 @@ void print_console(const Outcome& outcome, const Trace& trace, const std::string
             << "executor  " << record.executor << ", profile " << record.profile << "\n"
             << "config    " << record.config_json << "\n"
             << "seconds   " << outcome.seconds << "\n";
+  if (outcome.forced) std::cout << "forced    " << forced_text(*outcome.forced) << "\n";
   for (std::size_t i = 0; i < record.requests.size(); ++i) print_request(outcome, trace, i);
   if (!outcome.digests.empty()) {
     std::cout << "\ndigests (" << kDigestVersion << ")\n";
@@ -222,6 +245,12 @@ void print_json(const Outcome& outcome, const Trace& trace, const std::string& d
     if (outcome.byte_level) entry["text"] = printable_text(request.tokens);
     json["requests"].push_back(std::move(entry));
   }
+  if (outcome.forced) {
+    json["forced_decisions"] = {{"token_sets", outcome.forced->token_sets},
+                                {"key_steps", outcome.forced->key_steps},
+                                {"steps_without_keys", outcome.forced->steps_without_keys},
+                                {"exit_steps", outcome.forced->exit_steps}};
+  }
   if (!outcome.digests.empty()) json["digests"] = {{"version", kDigestVersion}, {"sha256", outcome.digests}};
   if (!dump_file.empty()) json["dump"] = dump_file;
   std::cout << json.dump(2) << "\n";
@@ -238,6 +267,11 @@ void add_run_command(CLI::App& app, int& exit_code) {
       ->type_name("FILE");
   command->add_option("--mutant", options->mutant, "Plant a known fault (loopgauge sweep --list-mutants); never a result")
       ->type_name("NAME");
+  command
+      ->add_option("--decisions", options->decisions_file,
+                   "Take selected tokens, keys and exit depths from this dump or expected file instead of deciding: what still differs is "
+                   "arithmetic")
+      ->type_name("FILE");
   command->add_option("--dump", options->dump_file, "Write the run's tensors to this HDF5 file, replacing it")->type_name("FILE");
   command
       ->add_option("--dump-only", options->dump_only,
@@ -254,6 +288,7 @@ void add_run_command(CLI::App& app, int& exit_code) {
       "  loopgauge run split/t1s1q1:streaming:serial_aligned/needle-1k --dump needle.h5\n"
       "  loopgauge run --trace data/traces/kv-700.h5 --switches t0s0q1 --policy rolling --tail 32 --digest\n"
       "  loopgauge run serial/t0s0q0/copy --profile double --dump copy.h5 --dump-only logits,hidden\n"
+      "  loopgauge run serial/t1s0q0/text-512 --decisions mine.h5 --dump forced.h5\n"
       "  loopgauge run --config flashloop.toml --trace data/traces/sum.h5 --output json\n"
       "Configuration file: keys mode, piece_tokens, draft_depth, draft_length, window, exit, min_loops, checkpoint, executor, profile;\n"
       "sections [token_sparse_prefill] enabled, retention_bp; [sparse_decode_attention] enabled, key_fraction_bp;\n"
