@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <charconv>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -211,7 +212,8 @@ void require_ascending(const h5::Group& group, const std::string& name, std::spa
 
 class RequestReader {
  public:
-  explicit RequestReader(const h5::Group& group) : group_(group) {}
+  // `loops`: of the model; planes of deeper loops do not exist.
+  RequestReader(const h5::Group& group, std::size_t loops) : group_(group), loops_(loops) {}
 
   RequestRecord read() {
     static constexpr std::array<std::string_view, 12> kMembers{"tokens", "logits", "hidden", "gate", "exit_depths",      "scores",
@@ -269,7 +271,7 @@ class RequestReader {
     static constexpr std::array<std::string_view, kLoops> kMembers{"loop1", "loop2", "loop3", "loop4"};
     hidden.allow_only(kMembers, {});
     std::int64_t width = -1;
-    for (std::size_t loop = 0; loop < kLoops; ++loop) {
+    for (std::size_t loop = 0; loop < loops_; ++loop) {
       request_.hidden[loop] = read_tensor<float>(hidden, numbered("loop", loop + 1), {rows_, width});
       width = request_.hidden[loop].shape[1];
     }
@@ -346,6 +348,11 @@ class RequestReader {
         const h5::Group plane_group = layer_group.open_group(numbered("loop", loop));
         plane_group.allow_only(kMembers, {});
         KvPlane plane;
+        if (loop > loops_) {
+          if (!plane_group.members().empty()) plane_group.fail("holds values, the model has " + std::to_string(loops_) + " loops");
+          request_.kv.push_back(std::move(plane));
+          continue;
+        }
         plane.k = read_tensor<float>(plane_group, "k", {heads, rows_, head_dim}, 1);
         heads = plane.k.shape[0], head_dim = plane.k.shape[2];
         plane.v = read_tensor<float>(plane_group, "v", {heads, rows_, head_dim}, 1);
@@ -404,10 +411,18 @@ class RequestReader {
   }
 
   const h5::Group& group_;
+  std::size_t loops_;
   RequestRecord request_;
   std::int64_t fed_ = 0;
   std::int64_t rows_ = 0;  // P + fed
 };
+
+// The effective configuration says so; a dump without it is of four loops.
+std::size_t loops_of(const std::string& config_json) {
+  const nlohmann::json config = nlohmann::json::parse(config_json, nullptr, false);
+  if (!config.is_object() || !config.contains("loops") || !config["loops"].is_number_unsigned()) return kLoops;
+  return std::clamp<std::size_t>(config["loops"].get<std::size_t>(), 1, kLoops);
+}
 
 int small_attribute(const h5::Group& root, const std::string& name) {
   const std::int64_t value = root.int_attribute(name);
@@ -517,12 +532,13 @@ RunRecord read_dump(const std::filesystem::path& path, DumpInfo& info) {
   record.model_sha256 = info.model_sha256;
   record.trace = info.trace;
   if (root.has_attribute("config")) record.config_json = root.string_attribute("config");
+  const std::size_t loops = loops_of(record.config_json);
   const h5::Group requests = root.open_group("requests");
   const std::size_t count = count_numbered(requests, "", 0);
   if (static_cast<std::int64_t>(count) > kMaxRequests) requests.fail("holds " + std::to_string(count) + " requests");
   for (std::size_t i = 0; i < count; ++i) {
     const h5::Group group = requests.open_group(std::to_string(i));
-    record.requests.push_back(RequestReader(group).read());
+    record.requests.push_back(RequestReader(group, loops).read());
   }
   return record;
 }

@@ -60,6 +60,24 @@ TEST(DumpFile, RoundTripHasTheSameDigests) {
   EXPECT_EQ(folder.names(), std::vector<std::string>{"d.h5"});
 }
 
+// Dense models may have fewer loops; the deeper ones leave no tensors.
+TEST(DumpFile, RoundTripOfAModelOfTwoLoops) {
+  RunRecord record = hand_made_record();
+  record.config_json = R"({"loops":2})";
+  for (RequestRecord& request : record.requests) {
+    request.hidden[2] = request.hidden[3] = {};
+    for (std::size_t plane = 0; plane < request.kv.size(); ++plane) {
+      if (plane % kLoops >= 2) request.kv[plane] = {};
+    }
+  }
+  const test::Folder folder;
+  write_dump(folder / "d.h5", record, all_on(), kEverything);
+  DumpInfo info;
+  EXPECT_EQ(digests(read_dump(folder / "d.h5", info)), digests(record));
+  record.requests[0].kv[3] = record.requests[0].kv[1];
+  EXPECT_TRUE(contains(refusal_of(record), "/requests/0/kv/layer0/loop4: holds values, the model has 2 loops"));
+}
+
 TEST(DumpFile, RootAttributesAreTheEffectiveConfiguration) {
   const test::Folder folder;
   write_dump(folder / "d.h5", hand_made_record(), all_on(), kEverything);
