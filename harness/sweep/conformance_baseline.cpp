@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "harness/sweep/conformance_baseline.hpp"
 
+#include <span>
 #include <utility>
+#include <vector>
 
 #include "harness/planner/planner.hpp"
 #include "harness/replay.hpp"
@@ -19,18 +21,38 @@ Case baseline_case(const Case& value, const EffectiveConfig& config) {
   return base;
 }
 
+namespace {
+
+// Shows every row to several observers.
+class SharedTap : public Tap {
+ public:
+  void add(Tap* tap) {
+    if (tap != nullptr) taps_.push_back(tap);
+  }
+  Tap* get() { return taps_.empty() ? nullptr : taps_.size() == 1 ? taps_.front() : this; }
+  void record(const TapPoint& point, std::span<const float> values) override {
+    for (Tap* tap : taps_) tap->record(point, values);
+  }
+
+ private:
+  std::vector<Tap*> taps_;
+};
+
+}  // namespace
+
 ObservedRun run_observed(Executor& executor, const Case& value, const Trace& trace, const Checkpoint& checkpoint, Profile profile,
-                         const RunRecord* decisions) {
+                         const RunRecord* decisions, Tap* tap) {
   const EffectiveConfig config = EffectiveConfig::resolve(value.config, checkpoint.config);
   ObservedRun result;
+  SharedTap taps;
+  if (config.s().enabled) result.keys = std::make_unique<KeyLogitTap>(trace);
+  taps.add(result.keys.get());
+  taps.add(tap);
   RunOptions options;
   options.profile = profile;
   options.record = RecordGroups::all();
   options.decisions = decisions;
-  if (config.s().enabled) {
-    result.keys = std::make_unique<KeyLogitTap>(trace);
-    options.tap = result.keys.get();
-  }
+  options.tap = taps.get();
   result.record = replay_watched(executor, make_plan(value.mode, trace, config), trace, config, options, nullptr);
   return result;
 }

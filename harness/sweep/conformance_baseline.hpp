@@ -40,9 +40,9 @@ bool has_decisions(const EffectiveConfig& config);
 // The case whose baseline `value` is compared with: its serial plan where that promises the same bits, else `value` itself.
 Case baseline_case(const Case& value, const EffectiveConfig& config);
 
-// Runs `value` with all record groups, and with a KeyLogitTap where it selects keys.
+// Runs `value` with all record groups, and with a KeyLogitTap where it selects keys. `tap` observes too, unless null.
 ObservedRun run_observed(Executor& executor, const Case& value, const Trace& trace, const Checkpoint& checkpoint, Profile profile,
-                         const RunRecord* decisions);
+                         const RunRecord* decisions, Tap* tap = nullptr);
 
 // `value` is a baseline_case. `known`: the reference's own run of it, if somebody made it already (with its KeyLogitTap where keys are
 // selected).

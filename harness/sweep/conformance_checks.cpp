@@ -131,6 +131,65 @@ CheckRow check(std::string_view name, bool passed, std::string detail) {
   return passed ? passed_check(name, std::move(detail)) : failed_check(name, std::move(detail));
 }
 
+ToleranceRow operation_row(OperationErrors& errors) {
+  std::sort(errors.ulps.begin(), errors.ulps.end());
+  const auto equal = static_cast<double>(errors.elements - std::ssize(errors.ulps));
+  // Nearest rank over all elements; those that are equal come first.
+  const auto percentile = [&](double q) {
+    const auto rank = static_cast<std::int64_t>(std::ceil(q * static_cast<double>(errors.elements)) - equal);
+    return rank <= 0 ? 0.0 : errors.ulps[static_cast<std::size_t>(rank - 1)];
+  };
+  ToleranceRow row;
+  row.operation = errors.operation;
+  row.loop = errors.loop;
+  row.elements = errors.elements;
+  row.max_ulp = errors.ulps.empty() ? 0.0 : errors.ulps.back();
+  row.max_absolute = errors.max_absolute;
+  if (errors.element >= 0) row.max_index = errors.tap + " " + errors.where.text() + " element " + std::to_string(errors.element);
+  row.rms = errors.elements == 0 ? 0.0 : std::sqrt(errors.square_sum / static_cast<double>(errors.elements));
+  row.p50 = percentile(0.5);
+  row.p90 = percentile(0.9);
+  row.p99 = percentile(0.99);
+  row.p999 = percentile(0.999);
+  row.nan_count = errors.non_finite;
+  row.error_over_bound = std::fmax(errors.largest_ratio, errors.largest_share);
+  row.verdict = errors.passed() ? "passed" : "failed";
+  row.level = "operation";
+  row.source = "candidate";
+  return row;
+}
+
+// Level 2: operation by operation, each with the inputs that the candidate had.
+void judge_operations(const OperationReference& reference, const OperationTap& tap, const RunRecord& record, const Trace& trace,
+                      const EffectiveConfig& config, CaseResult& row) {
+  const bool declared_order = record.profile == to_string(Profile::declared);
+  std::vector<OperationErrors> all = reference.check(tap, record, trace, config, declared_order);
+  std::int64_t elements = 0, failed = 0;
+  const OperationErrors* worst = nullptr;
+  const auto ratio = [](const OperationErrors& e) { return std::fmax(e.largest_ratio, e.largest_share); };
+  for (OperationErrors& errors : all) {
+    row.tolerance.push_back(operation_row(errors));
+    elements += errors.elements;
+    failed += !errors.passed();
+    const bool farther = worst == nullptr || (errors.passed() == worst->passed() ? ratio(errors) > ratio(*worst) : !errors.passed());
+    if (farther) worst = &errors;
+  }
+  if (worst == nullptr) {
+    row.checks.push_back(not_run_check(kOperationsCheck, "the candidate showed no operation to the observer"));
+    return;
+  }
+  std::string text = std::to_string(elements) + " elements of " + std::to_string(all.size()) + " operations and loops";
+  if (failed > 0) text += ", " + std::to_string(failed) + " beyond their tolerance";
+  text += failed > 0 ? ", farthest: " : ", nearest to its tolerance: ";
+  text += worst->operation + (worst->loop > 0 ? " loop " + std::to_string(worst->loop) : "") + ", error / bound " + number(worst->largest_ratio) + ", share " +
+          number(worst->largest_share);
+  if (worst->element >= 0) {
+    text += ", at " + worst->tap + " " + worst->where.text() + " element " + std::to_string(worst->element) + ": " + number(worst->actual) + ", expected " +
+            number(worst->expected);
+  }
+  row.checks.push_back(check(kOperationsCheck, failed == 0, text));
+}
+
 // Level 3: the candidate with the reference's decisions.
 void judge_decision_forced(const ObservedRun& forced, const ConformanceBaseline& base, const ModelConfig& model, CaseResult& row) {
   const RunRecord& reference = base.reference.record;
@@ -187,36 +246,32 @@ void judge_free(const RunRecord& own, const Trace& trace, const ConformanceBasel
 
 }  // namespace
 
-void judge_conformance(Executor& candidate, const Checkpoint& checkpoint, const Case& value, const Trace& trace, const RunRecord& own,
-                       const ConformanceBaseline& base, CaseResult& row) {
+void judge_conformance(Executor& candidate, const Checkpoint& checkpoint, const OperationReference& operations, const Case& value, const Trace& trace,
+                       const RunRecord& own, const ConformanceBaseline& base, CaseResult& row) {
   const EffectiveConfig config = EffectiveConfig::resolve(value.config, checkpoint.config);
   const bool forced_by_trace = all_forced(trace);
-  const auto run = [&](const RunRecord* decisions) {
-    return run_observed(candidate, value, base.forced, checkpoint, Profile::declared, decisions);
-  };
 
-  const bool again = !forced_by_trace || config.s().enabled;
-  ObservedRun observed;
-  if (again)
-    observed = run(nullptr);
-  else
-    observed.record = own;
-  if (again && forced_by_trace) {
+  OperationTap tap(sampled_positions(base.reference.record, checkpoint.config));
+  const ObservedRun observed = run_observed(candidate, value, base.forced, checkpoint, Profile::declared, nullptr, &tap);
+  if (forced_by_trace) {
     const RecordComparison comparison = compare_records(own, observed.record, config.window());
     if (!comparison.identical()) {
       row.checks.push_back(failed_check(kTeacherForcedCheck, "observing the run changes its result: " + divergence_text(comparison)));
       return;
     }
   }
-  if (has_decisions(config))
-    judge_decision_forced(run(&base.reference.record), base, checkpoint.config, row);
-  else
+  judge_operations(operations, tap, observed.record, base.forced, config, row);
+  if (has_decisions(config)) {
+    judge_decision_forced(run_observed(candidate, value, base.forced, checkpoint, Profile::declared, &base.reference.record), base, checkpoint.config, row);
+  } else {
     judge_decision_forced(observed, base, checkpoint.config, row);
+  }
   const Decisions decisions = judge_teacher_forced(observed, base, config, checkpoint.config, row);
-  if (forced_by_trace)
+  if (forced_by_trace) {
     row.checks.push_back(skipped_check(kFreeRunCheck, "every request of the trace is forced"));
-  else
+  } else {
     judge_free(own, trace, base, decisions, row);
+  }
 }
 
 }  // namespace loopgauge::harness

@@ -9,6 +9,8 @@ namespace loopgauge::spec {
 // Relative cost of operands that an executor may round to BF16 when its report says so; added as Element::declared_relative for
 // probabilities and V, and, times sum |q||k| * scale, to the score error for K (S-ATT-5, S-KVQ-13).
 inline constexpr double kBf16Operand = unit_roundoff(Format::bf16);
+// An FP32 operand given to tensor cores as two BF16 parts, high and low: what is left over is below 2^-16 of it.
+inline constexpr double kTwoBf16Parts = 0x1p-16;
 
 // exp on the two sides: 2^-23 (S-ELEM-4) and an assumed 2^-20; rounding of s - max with |s - max| <= 128, on both sides: 2 * 2^-17; the
 // division: 2u. Together below 2^-15.

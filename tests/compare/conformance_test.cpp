@@ -57,13 +57,14 @@ struct CandidateSweep : SmallSweep {
 TEST(Conformance, TheReorderedReferencePassesInEverySettingAndMode) {
   CandidateSweep sweep({"*"});
   test::StandIn candidate(sweep.checkpoint, Profile::reordered);
-  std::set<std::string> metrics;
+  std::set<std::string> metrics, operations;
   for (const CaseResult& row : sweep.run(candidate)) {
     EXPECT_EQ(row.status, CaseStatus::passed) << row.id << ": " << row.reason;
     EXPECT_EQ(status_of(row, kDecisionForcedCheck), "passed") << row.id;
     EXPECT_EQ(status_of(row, kTeacherForcedCheck), "passed") << row.id;
     EXPECT_EQ(status_of(row, kFreeRunCheck), "skipped") << row.id;
-    for (const ToleranceRow& entry : row.tolerance) metrics.insert(entry.operation);
+    EXPECT_EQ(status_of(row, kOperationsCheck), "passed") << row.id;
+    for (const ToleranceRow& entry : row.tolerance) (entry.level == "operation" ? operations : metrics).insert(entry.operation);
     for (const DecisionRow& entry : row.decisions) EXPECT_TRUE(entry.explained) << row.id << ": " << entry.detail;
   }
   EXPECT_EQ(metrics, (std::set<std::string>{"hidden", "inherited", "k", "v", "gate", "score", "mass", "codes", "logits", "kl", "top1",
@@ -209,7 +210,7 @@ TEST(Conformance, ExitsAreForcedAndExplained) {
 
     test::StandIn candidate(test::permuted_model(checkpoint, 2), Profile::reordered);
     CaseResult row;
-    judge_conformance(candidate, checkpoint, value, trace,
+    judge_conformance(candidate, checkpoint, OperationReference(checkpoint), value, trace,
                       run_observed(candidate, value, trace, checkpoint, Profile::declared, nullptr).record, base, row);
     for (const CheckRow& check : row.checks) EXPECT_NE(check.status, "failed") << rule << ", " << check.name << ": " << check.detail;
 
@@ -220,7 +221,7 @@ TEST(Conformance, ExitsAreForcedAndExplained) {
       if (deep != exits.end()) *deep = 1;
     };
     CaseResult wrong;
-    judge_conformance(hasty, checkpoint, value, trace, run_observed(hasty, value, trace, checkpoint, Profile::declared, nullptr).record,
+    judge_conformance(hasty, checkpoint, OperationReference(checkpoint), value, trace, run_observed(hasty, value, trace, checkpoint, Profile::declared, nullptr).record,
                       base, wrong);
     EXPECT_EQ(status_of(wrong, kDecisionForcedCheck), "failed");
     EXPECT_EQ(status_of(wrong, kTeacherForcedCheck), "failed") << detail_of(wrong, kTeacherForcedCheck);

@@ -9,7 +9,9 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "models/checkpoint.hpp"
@@ -23,6 +25,7 @@ namespace loopgauge::test {
 struct PermutedModel {
   Checkpoint checkpoint;
   std::vector<std::size_t> hidden;
+  std::vector<std::vector<std::size_t>> intermediate;  // by layer, in the same sense
 };
 
 inline PermutedModel permuted_model(const Checkpoint& original, std::uint32_t seed) {
@@ -47,7 +50,7 @@ inline PermutedModel permuted_model(const Checkpoint& original, std::uint32_t se
       std::copy(row.begin(), row.end(), weights.row(static_cast<std::int64_t>(i)).begin());
     }
   };
-  PermutedModel model{original, permutation(original.config.hidden)};
+  PermutedModel model{original, permutation(original.config.hidden), {}};
   Checkpoint& c = model.checkpoint;
   for (Weights* weights : {&c.embed_tokens, &c.early_exit_gate, &c.lm_head}) columns(*weights, model.hidden);
   rows(c.norm, model.hidden);
@@ -57,6 +60,7 @@ inline PermutedModel permuted_model(const Checkpoint& original, std::uint32_t se
       columns(*weights, model.hidden);
     for (Weights* weights : {&layer.gate_proj, &layer.up_proj}) rows(*weights, intermediate);
     columns(layer.down_proj, intermediate);
+    model.intermediate.push_back(intermediate);
     for (Weights* weights : {&layer.o_proj, &layer.down_proj, &layer.input_layernorm, &layer.input_layernorm_2,
                              &layer.post_attention_layernorm, &layer.post_attention_layernorm_2}) {
       rows(*weights, model.hidden);
@@ -67,7 +71,7 @@ inline PermutedModel permuted_model(const Checkpoint& original, std::uint32_t se
 
 class StandIn : public Executor {
  public:
-  explicit StandIn(const Checkpoint& checkpoint, Profile profile = Profile::declared) : model_{checkpoint, {}}, profile_(profile) {
+  explicit StandIn(const Checkpoint& checkpoint, Profile profile = Profile::declared) : model_{checkpoint, {}, {}}, profile_(profile) {
     start();
   }
   explicit StandIn(PermutedModel model, Profile profile = Profile::declared) : model_(std::move(model)), profile_(profile) { start(); }
@@ -80,13 +84,16 @@ class StandIn : public Executor {
     own.profile = profile_;
     own.fault = fault;
     complete_ = options.record.kv;
+    tap_ = options.tap;
+    if (tap_ != nullptr) own.tap = &restoring_;
     inner_->begin(trace, config, own);
   }
   void submit(const Submission& submission) override { inner_->submit(submission); }
   RunRecord finish() override {
     RunRecord record = inner_->finish();
     record.executor = name();
-    record.profile = to_string(Profile::declared);
+    // Orders of addition other than the declared one are the reordered profile's, whatever they are.
+    record.profile = to_string(model_.hidden.empty() ? profile_ : Profile::reordered);
     for (RequestRecord& request : record.requests) {
       for (Tensor<float>& hidden : request.hidden) restore(hidden);
     }
@@ -98,6 +105,27 @@ class StandIn : public Executor {
   std::function<void(RunRecord&)> alter;  // of records with all groups
 
  private:
+  // Puts the channels of observed rows back into the original order.
+  class RestoringTap : public Tap {
+   public:
+    explicit RestoringTap(const StandIn& owner) : owner_(owner) {}
+    void record(const TapPoint& point, std::span<const float> values) override {
+      std::vector<float> row(values.begin(), values.end());
+      const std::string_view name = point.operation;
+      const auto is = [&](std::initializer_list<std::string_view> names) { return std::find(names.begin(), names.end(), name) != names.end(); };
+      const std::vector<std::size_t>* order = nullptr;
+      if (!owner_.model_.hidden.empty()) {
+        if (name.starts_with("rms_norm.") || name.starts_with("residual_add.") || is({"embedding", "linear.o_proj", "linear.down_proj"})) order = &owner_.model_.hidden;
+        if (is({"linear.gate_proj", "linear.up_proj", "swiglu"})) order = &owner_.model_.intermediate.at(static_cast<std::size_t>(point.layer));
+      }
+      for (std::size_t i = 0; order != nullptr && i < row.size(); ++i) row[(*order)[i]] = values[i];
+      owner_.tap_->record(point, row);
+    }
+
+   private:
+    const StandIn& owner_;
+  };
+
   void start() { inner_ = reference::make_reference_executor(model_.checkpoint); }
   void restore(Tensor<float>& rows) const {
     if (model_.hidden.empty() || rows.empty()) return;
@@ -110,6 +138,8 @@ class StandIn : public Executor {
   PermutedModel model_;
   Profile profile_;
   bool complete_ = false;
+  Tap* tap_ = nullptr;
+  RestoringTap restoring_{*this};
   std::unique_ptr<Executor> inner_;
 };
 
