@@ -3,6 +3,8 @@
 
 #include <fstream>
 #include <functional>
+#include <iterator>
+#include <random>
 
 #include "harness/io/hdf5.hpp"
 #include "harness/report/report_file.hpp"
@@ -136,6 +138,27 @@ TEST(ReportFile, RefusesWhatIsNotAReportOfThisVersion) {
     file.close();
   }
   EXPECT_NE(message_of([&] { read_report(directory / "future.h5"); }).find("schema version 2"), std::string::npos);
+}
+
+TEST(ReportFile, CorruptBytesAreRefusedOrHarmlessButNeverFatal) {
+  TemporaryDirectory directory;
+  write_report(directory / "good.h5", sample_report());
+  std::ifstream in(directory / "good.h5", std::ios::binary);
+  const std::string good(std::istreambuf_iterator<char>(in), {});
+  std::minstd_rand random(1);
+  int refused = 0;
+  for (int round = 0; round < 60; ++round) {
+    std::string bytes = good;
+    for (int flips = round % 3 == 0 ? 32 : 2; flips > 0; --flips) bytes[random() % bytes.size()] ^= static_cast<char>(1u << random() % 8);
+    if (round % 5 == 4) bytes.resize(random() % bytes.size());
+    std::ofstream(directory / "bad.h5", std::ios::binary) << bytes;
+    try {
+      read_report(directory / "bad.h5");
+    } catch (const FileError&) {
+      ++refused;
+    }
+  }
+  EXPECT_GE(refused, 20) << "the flips should have hit something";
 }
 
 }  // namespace
