@@ -142,7 +142,10 @@ void add_bench_command(CLI::App& app, int& exit_code) {
   command->add_option("--repeat", options->bench.repeat, "Measured runs, after one that is not measured")
       ->type_name("N")
       ->capture_default_str();
-  command->add_option("--seed", options->bench.seed, "Seed of the random prompt")->type_name("N")->capture_default_str();
+  command->add_option("--seed", options->bench.seed, "Seed of the random prompt")
+      ->check(CLI::NonNegativeNumber)
+      ->type_name("N")
+      ->capture_default_str();
   command
       ->add_option("--shape", options->shape,
                    "Measure decode steps, prefill and single operations of the device at a model's shape with random weights: ouro-1.4b")

@@ -31,7 +31,14 @@ std::vector<std::filesystem::path> trace_paths_of_set(const std::string& set) {
 
 }  // namespace
 
-std::filesystem::path trace_path(const std::string& name) { return data_directory() / "traces" / (name + ".h5"); }
+std::filesystem::path trace_path(const std::string& name) {
+  const std::filesystem::path path = data_directory() / "traces" / (name + ".h5");
+  if (!std::filesystem::exists(path)) {
+    throw FileError("trace '" + name + "' is not a shipped one: " + path.string() +
+                    " does not exist (loopgauge list --set full shows the names; --trace FILE, or --traces for a sweep, takes any file)");
+  }
+  return path;
+}
 
 CaseSelectionOptions::CaseSelectionOptions(CLI::App& command) {
   CLI::Option* set = command.add_option("--set", set_, "Traces: smoke, ci, full, or a set file (a path with '/' or ending in .txt)");

@@ -17,7 +17,7 @@
 
 namespace loopgauge::harness {
 
-// The shipped trace of that name, <data directory>/traces/<name>.h5. Throws FileError when there is no data directory.
+// The shipped trace of that name, <data directory>/traces/<name>.h5. Throws FileError when there is no data directory or no such trace.
 std::filesystem::path trace_path(const std::string& name);
 
 struct CaseSelection {

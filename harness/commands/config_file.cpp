@@ -86,6 +86,10 @@ std::vector<ConfigEntry> read_config_file(const std::filesystem::path& path) {
   int number = 0;
   for (std::string raw; std::getline(file, raw);) {
     const LineReader reader(path, ++number);
+    // Before any message quotes the line: a terminal would obey what a binary file holds.
+    if (std::any_of(raw.begin(), raw.end(), [](unsigned char c) { return (c < 0x20 && c != '\t' && c != '\r') || c == 0x7f; })) {
+      reader.fail("holds a control character; a configuration file is text");
+    }
     const std::string_view line = trimmed(raw);
     if (line.empty() || line.front() == '#') continue;
     if (line.front() == '[') {

@@ -159,7 +159,10 @@ void add_synth(CLI::App& model, int& exit_code) {
   size("--loops", options->loops, "Loops (total_ut_steps); FlashLoop needs four", kMaximumLoops);
   size("--max-positions", options->max_positions, "Longest sequence", kMaximumPositions);
   command->add_option("--rope-theta", options->rope_theta, "Base of the RoPE frequencies")->type_name("X")->check(CLI::Range(1.001, 1e12));
-  command->add_option("--seed", options->synth.seed, "Seed of the weights")->type_name("N")->capture_default_str();
+  command->add_option("--seed", options->synth.seed, "Seed of the weights")
+      ->check(CLI::NonNegativeNumber)
+      ->type_name("N")
+      ->capture_default_str();
   command
       ->add_option("--outlier-channels", options->synth.outlier_channels,
                    "Hidden, key and value channels with eight times the usual magnitude")

@@ -113,7 +113,7 @@ void add_record(CLI::App& trace_command, int& exit_code) {
   cut.push_back(command->add_flag("--forced", options->forced, "Teacher-force the tokens that follow the prompt in the source"));
   cut.push_back(command->add_option("--task", options->task, "text, needle, kv, copy, sum, other"));
   cut.push_back(command->add_option("--eos", options->eos_token_id, "Token id that ends a request, -1: none"));
-  cut.push_back(command->add_option("--seed", options->seed, "Seed of each request, for seeded sampling"));
+  cut.push_back(command->add_option("--seed", options->seed, "Seed of each request, for seeded sampling")->check(CLI::NonNegativeNumber));
   cut.push_back(command->add_option("--name", options->name, "Name in case ids; default: the output file's, without extension"));
   cut.push_back(command->add_option("--description", options->description, "What the trace is"));
   cut.push_back(command->add_option("--source", options->source, "Where its tokens come from"));

@@ -227,7 +227,8 @@ Baseline parse_baseline(std::string_view text, std::string_view name) {
 
 Baseline read_baseline(const std::filesystem::path& path) {
   std::error_code error;
-  if (!std::filesystem::is_regular_file(path, error)) throw FileError(path.string() + ": no such baseline; make one with --update");
+  if (!std::filesystem::exists(path, error)) throw FileError(path.string() + ": no such baseline; make one with --update");
+  if (!std::filesystem::is_regular_file(path, error)) throw FileError(path.string() + ": is not a regular file; a baseline is a text file");
   std::ifstream stream(path, std::ios::binary);
   const std::string text((std::istreambuf_iterator<char>(stream)), std::istreambuf_iterator<char>());
   if (!stream) throw FileError(path.string() + ": cannot be read");

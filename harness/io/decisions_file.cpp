@@ -23,8 +23,8 @@ bool has_exit_rule(const EffectiveConfig& config) {
 void require_ascending(const h5::Dataset& dataset, std::span<const std::int32_t> values, int end) {
   for (std::size_t i = 0; i < values.size(); ++i) {
     if (values[i] < 0 || values[i] >= end || (i > 0 && values[i] <= values[i - 1])) {
-      dataset.fail("member " + std::to_string(i) + " of a set is " + std::to_string(values[i]) + ", expected ascending positions within 0.." +
-                   std::to_string(end - 1));
+      dataset.fail("member " + std::to_string(i) + " of a set is " + std::to_string(values[i]) +
+                   ", expected ascending positions within 0.." + std::to_string(end - 1));
     }
   }
 }
@@ -56,8 +56,8 @@ class RequestReader {
         const auto count = std::lower_bound(set.begin(), set.end(), range.end) - std::lower_bound(set.begin(), set.end(), range.begin);
         const int expected = budget(config_.t().retention_bp[static_cast<std::size_t>(loop - 1)], range.size());
         if (count != expected) {
-          dataset.fail("selects " + std::to_string(count) + " tokens in window " + std::to_string(window) + ", this configuration selects " +
-                       std::to_string(expected));
+          dataset.fail("selects " + std::to_string(count) + " tokens in window " + std::to_string(window) +
+                       ", this configuration selects " + std::to_string(expected));
         }
       }
       if (loop == kLoops && !std::includes(record_.active[0].begin(), record_.active[0].end(), set.begin(), set.end())) {
@@ -107,13 +107,15 @@ class RequestReader {
     const h5::Dataset dataset = group_.open_dataset("exit_depths");
     record_.exit_depths = dataset.read<std::uint8_t>({-1}).data;
     if (std::ssize(record_.exit_depths) > request_.max_new_tokens) {
-      dataset.fail("has " + std::to_string(record_.exit_depths.size()) + " steps, the trace's request has " + std::to_string(request_.max_new_tokens));
+      dataset.fail("has " + std::to_string(record_.exit_depths.size()) + " steps, the trace's request has " +
+                   std::to_string(request_.max_new_tokens));
     }
     for (std::size_t step = 0; step < record_.exit_depths.size(); ++step) {
       const int depth = record_.exit_depths[step];
       if (depth != 0 && (depth < config_.exit().min_loops || depth > config_.loops())) {
-        dataset.fail("exits after loop " + std::to_string(depth) + " at step " + std::to_string(step) + ", this configuration exits after loops " +
-                     std::to_string(config_.exit().min_loops) + " to " + std::to_string(config_.loops()));
+        dataset.fail("exits after loop " + std::to_string(depth) + " at step " + std::to_string(step) +
+                     ", this configuration exits after loops " + std::to_string(config_.exit().min_loops) + " to " +
+                     std::to_string(config_.loops()));
       }
       if (depth != 0) ++decisions_.exit_steps;
     }
@@ -129,7 +131,8 @@ class RequestReader {
 
 }  // namespace
 
-FileDecisions read_decisions(const std::filesystem::path& path, const Trace& trace, const EffectiveConfig& config, const ModelConfig& model) {
+FileDecisions read_decisions(const std::filesystem::path& path, const Trace& trace, const EffectiveConfig& config,
+                             const ModelConfig& model) {
   if (!config.selects_tokens() && !config.s().enabled && !has_exit_rule(config)) {
     throw ConfigError("nothing to force from " + path.string() + ": " + config.switches() +
                       " selects neither tokens nor keys, and no exit rule decides");
@@ -148,7 +151,8 @@ FileDecisions read_decisions(const std::filesystem::path& path, const Trace& tra
   }
   const h5::Group requests = root.open_group("requests");
   if (requests.members().size() != trace.requests.size()) {
-    requests.fail("holds " + std::to_string(requests.members().size()) + " requests, the trace has " + std::to_string(trace.requests.size()));
+    requests.fail("holds " + std::to_string(requests.members().size()) + " requests, the trace has " +
+                  std::to_string(trace.requests.size()));
   }
   FileDecisions decisions;
   for (std::size_t i = 0; i < trace.requests.size(); ++i) {

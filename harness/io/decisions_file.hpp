@@ -12,11 +12,11 @@
 namespace loopgauge::harness {
 
 struct FileDecisions {
-  RunRecord record;           // per request of the trace: active, keys and exit_depths, nothing else
-  int token_sets = 0;         // (request, loop) pairs whose selected tokens are forced
-  int key_steps = 0;          // decode steps whose selected keys are forced
+  RunRecord record;            // per request of the trace: active, keys and exit_depths, nothing else
+  int token_sets = 0;          // (request, loop) pairs whose selected tokens are forced
+  int key_steps = 0;           // decode steps whose selected keys are forced
   int steps_without_keys = 0;  // decode steps with S on that the file holds no, or not every layer's, keys for: they decide for themselves
-  int exit_steps = 0;         // decode steps whose exit depth is forced
+  int exit_steps = 0;          // decode steps whose exit depth is forced
 };
 
 // Reads what this configuration decides: `active/loop3` and `loop4` of every request where T selects (both are required), `keys/step<j>`
@@ -25,6 +25,7 @@ struct FileDecisions {
 // another trace, lacks a request or its token sets, or holds a set that this configuration cannot have decided: not ascending, outside the
 // window or the context, a token of loop 4 that is not one of loop 3, or another number of members than the budget.
 // Throws ConfigError when the configuration decides nothing that could be forced.
-FileDecisions read_decisions(const std::filesystem::path& path, const Trace& trace, const EffectiveConfig& config, const ModelConfig& model);
+FileDecisions read_decisions(const std::filesystem::path& path, const Trace& trace, const EffectiveConfig& config,
+                             const ModelConfig& model);
 
 }  // namespace loopgauge::harness

@@ -70,6 +70,12 @@ TEST(ConfigFile, EveryFaultNamesItsLine) {
     EXPECT_NE(error_of(content).find(message), std::string::npos) << content << error_of(content);
 }
 
+TEST(ConfigFile, ABinaryFileIsRefusedWithoutQuotingIt) {
+  const std::string error = error_of("window = 64\n\x1b]0;title\x07 = 1\n");
+  EXPECT_NE(error.find(":2: holds a control character"), std::string::npos) << error;
+  EXPECT_EQ(error.find('\x1b'), std::string::npos);
+}
+
 TEST(ConfigFile, AMissingFileIsAnInputError) {
   EXPECT_THROW(read_config_file("does/not/exist.toml"), FileError);
   const test::TemporaryFolder folder;

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "harness/case.hpp"
 #include "harness/io/digest.hpp"
 #include "harness/io/dump_file.hpp"
 #include "tests/harness_cli/process.hpp"
@@ -44,6 +45,63 @@ TEST(Run, ADumpHoldsWhatASecondRunDigests) {
   EXPECT_EQ(info.executor, "reference");
   EXPECT_EQ(info.profile, "declared");
   EXPECT_EQ(info.model_sha256, second.at("model_sha256"));
+}
+
+TEST(Run, ForcedDecisionsAreTakenFromTheFile) {
+  const TemporaryFolder folder;
+  const std::string own = (folder / "own.h5").string(), other = (folder / "other.h5").string(), forced = (folder / "forced.h5").string();
+  const std::string id = "serial/t1s1q0/seven";
+  ASSERT_EQ(run_program({"run", id, "--dump", own}).exit_code, 0);
+  // A run's own decisions change nothing but its name.
+  const auto repeated = run_json({id, "--decisions", own, "--digest"});
+  EXPECT_EQ(repeated.at("digests"), run_json({id, "--digest"}).at("digests"));
+  EXPECT_EQ(repeated.at("executor"), "reference+forced_decisions");
+  EXPECT_EQ(repeated.at("forced_decisions").at("token_sets"), 2);
+  EXPECT_EQ(repeated.at("forced_decisions").at("key_steps"), 8);
+
+  // Other decisions are taken, whatever the scores say.
+  DumpInfo info;
+  RunRecord record = read_dump(own, info);
+  auto& active = record.requests[0].active;
+  ASSERT_EQ(active[0].size(), 2u);
+  ASSERT_EQ(active[1].size(), 1u);
+  active[0] = active[0] == std::vector<std::int32_t>{4, 5} ? std::vector<std::int32_t>{3, 6} : std::vector<std::int32_t>{4, 5};
+  active[1] = {active[0][0]};
+  const EffectiveConfig config =
+      EffectiveConfig::resolve(parse_case_id(id).config, load_model_config(LOOPGAUGE_SOURCE_DIR "/models/ouro-tiny"));
+  write_dump(other, record, config, {});
+  ASSERT_EQ(run_program({"run", id, "--decisions", other, "--dump", forced}).exit_code, 0);
+  EXPECT_EQ(read_dump(forced, info).requests[0].active, active);
+  EXPECT_EQ(info.executor, "reference+forced_decisions");
+}
+
+TEST(Run, DecisionsThatTheConfigurationCannotHaveMadeAreRefused) {
+  const TemporaryFolder folder;
+  const std::string own = (folder / "own.h5").string();
+  ASSERT_EQ(run_program({"run", "serial/t1s1q0/seven", "--dump", own}).exit_code, 0);
+  const auto refusal = [&](const std::string& id, int exit_code, const std::string& sentence) {
+    const auto result = run_program({"run", id, "--decisions", own});
+    EXPECT_EQ(result.exit_code, exit_code) << id;
+    EXPECT_NE(result.err.find(sentence), std::string::npos) << result.err;
+  };
+  refusal("serial/t0s0q0/seven", 2, "nothing to force from");
+  refusal("serial/t1s0q0/one", 3, "holds decisions for trace seven, the run replays one");
+  refusal("serial/t1s0q0:retention10000-10000-5000-1000/seven", 3, "selects 2 tokens in window 0, this configuration selects 4");
+  refusal("serial/t0s1q0:keys5000/seven", 3, "expected [3, 4]");
+}
+
+TEST(Run, AMissingTraceIsNamedWithWhereToLook) {
+  const auto result = run_program({"run", "serial/t0s0q0/no-such-trace"});
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_NE(result.err.find("trace 'no-such-trace' is not a shipped one"), std::string::npos) << result.err;
+  EXPECT_NE(result.err.find("loopgauge list --set full"), std::string::npos) << result.err;
+}
+
+TEST(Run, ADumpThatCannotBeWrittenIsRefusedBeforeTheRun) {
+  const TemporaryFolder folder;
+  const auto result = run_program({"run", "serial/t0s0q0/seven", "--dump", folder.path().string()});
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_NE(result.err.find("--dump " + folder.path().string() + ": is not a regular file"), std::string::npos) << result.err;
 }
 
 TEST(Run, SplitAndSerialPlansGiveTheSameBits) {

@@ -71,6 +71,7 @@ TEST(TraceVerb, BadRequestsHaveTheirExitCodesAndLeaveNothing) {
       {{"--text-literal", "x", "--vocab-size", "9", "-o", out}, 2, "--ids"},
       {{"--spec", "a.json", "--bos", "-o", out}, 2, "--spec"},
       {{"--text-literal", "x", "--prompt-tokens", "0", "-o", out}, 2, "--prompt-tokens"},
+      {{"--text-literal", "x", "--seed", "-1", "-o", out}, 2, "--seed"},
       {{"--text", (folder / "missing").string(), "-o", out}, 3, "missing: is not a readable file"},
       {{"--text-literal", "abc", "--prompt-tokens", "9", "-o", out}, 3, "the source holds 3 tokens"},
       {{"--text-literal", "", "-o", out}, 3, "the prompt would be empty"},
