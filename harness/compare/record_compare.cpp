@@ -446,6 +446,7 @@ class RequestComparer {
   }
 
   void kv_tensor(const std::string& name, const Tensor<float>& e, const Tensor<float>& a, int loop, int layer) {
+    if (e.empty() && a.empty()) return;  // a loop that the model does not have
     const Place place{.loop = loop, .layer = layer};
     const CausalKey first = order_.computed(0, loop, CausalOrder::kLayers, layer);
     if (e.shape.size() != 3 || a.shape.size() != 3 || e.extent(0) != a.extent(0) || e.extent(2) != a.extent(2)) {
