@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <map>
 #include <optional>
@@ -639,6 +640,39 @@ RunRecord Run<P>::finish() {
   return result;
 }
 
+// Forced decisions must have the shape that selection would have given: they index rows and keys while threads share out the work.
+void check_decisions(const RunRecord& decisions, const Trace& trace, const EffectiveConfig& config, const ModelConfig& model) {
+  const auto require = [&](bool holds, std::size_t request, const std::string& what) {
+    if (!holds) throw ConfigError("forced decisions do not fit trace " + trace.name + ": request " + std::to_string(request) + ": " + what);
+  };
+  require(decisions.requests.size() == trace.requests.size(), decisions.requests.size(),
+          std::to_string(decisions.requests.size()) + " requests decided, the trace has " + std::to_string(trace.requests.size()));
+  for (std::size_t i = 0; i < trace.requests.size(); ++i) {
+    const RequestRecord& forced = decisions.requests[i];
+    const int prompt_length = trace.requests[i].prompt_length();
+    for (std::size_t at = 0; at < forced.active.size() && config.selects_tokens(); ++at) {
+      const auto& active = forced.active[at];
+      require(!active.empty() && std::is_sorted(active.begin(), active.end(), std::less_equal<>()) && active.front() >= 0 &&
+                  active.back() < prompt_length,
+              i, "active positions of loop " + std::to_string(at + 3) + " are not ascending positions of the prompt");
+    }
+    for (std::size_t step = 0; step < forced.keys.size() && config.s().enabled; ++step) {
+      const auto& layers = forced.keys[step].layers;
+      const int key_count = prompt_length + static_cast<int>(step) + 1;
+      require(layers.empty() || layers.size() == static_cast<std::size_t>(model.layers), i, "step " + std::to_string(step) + " lacks layers");
+      for (const Tensor<std::int32_t>& keys : layers) {
+        const std::string where = "keys of step " + std::to_string(step);
+        require(keys.shape == std::vector<std::int64_t>{model.heads, budget(config.s().key_fraction_bp, key_count)}, i, where + " have another shape");
+        for (int head = 0; head < model.heads; ++head) {
+          const auto row = keys.row(head);
+          require(std::is_sorted(row.begin(), row.end(), std::less_equal<>()) && row.front() >= 0 && row.back() < key_count, i,
+                  where + " are not ascending positions below " + std::to_string(key_count));
+        }
+      }
+    }
+  }
+}
+
 // One weight copy per arithmetic type, one run at a time.
 class ReferenceExecutor final : public Executor {
  public:
@@ -655,6 +689,7 @@ class ReferenceExecutor final : public Executor {
         }
       }
     }
+    if (options.decisions != nullptr) check_decisions(*options.decisions, trace, config, checkpoint_.config);
     declared_.reset();
     reordered_.reset();
     double_.reset();

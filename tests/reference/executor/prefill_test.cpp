@@ -116,6 +116,29 @@ TEST_F(SparsePrefill, WorkedExampleOfEightTokens) {
   }
 }
 
+// Forced decisions index rows while threads share out the work, so what does not fit is refused before anything runs.
+TEST_F(SparsePrefill, ForcedDecisionsThatDoNotFitAreRefused) {
+  const Trace trace = trace_of({request(0, 8, 0)});
+  Recorder taps;
+  RunRecord decisions;
+  EXPECT_THROW(run(checkpoint_, trace, switches("t1s0q0"), with_decisions(taps, decisions)), ConfigError) << "no request";
+  decisions.requests.resize(1);
+  EXPECT_THROW(run(checkpoint_, trace, switches("t1s0q0"), with_decisions(taps, decisions)), ConfigError) << "no active set";
+  decisions.requests[0].active = {std::vector<std::int32_t>{1, 8}, std::vector<std::int32_t>{1}};
+  EXPECT_THROW(run(checkpoint_, trace, switches("t1s0q0"), with_decisions(taps, decisions)), ConfigError) << "beyond the prompt";
+  decisions.requests[0].active[0] = {3, 1};
+  EXPECT_THROW(run(checkpoint_, trace, switches("t1s0q0"), with_decisions(taps, decisions)), ConfigError) << "not ascending";
+  decisions.requests[0].active[0] = {1, 3};
+  EXPECT_NO_THROW(run(checkpoint_, trace, switches("t1s0q0"), with_decisions(taps, decisions)));
+
+  const Trace decoding = trace_of({request(0, 8, 2)});
+  decisions.requests[0].keys.resize(1);
+  decisions.requests[0].keys[0].layers.assign(2, Tensor<std::int32_t>({kHeads, 4}));
+  EXPECT_THROW(run(checkpoint_, decoding, switches("t0s1q0"), with_decisions(taps, decisions)), ConfigError) << "one key of nine is due";
+  decisions.requests[0].keys[0].layers.assign(2, Tensor<std::int32_t>({kHeads, 1}, 9));
+  EXPECT_THROW(run(checkpoint_, decoding, switches("t0s1q0"), with_decisions(taps, decisions)), ConfigError) << "a key of the future";
+}
+
 TEST_F(SparsePrefill, EveryActiveRowReadsEveryCausalPositionOfItsLogicalPlane) {
   Recorder taps;
   const int prompt = 140;
