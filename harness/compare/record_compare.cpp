@@ -499,7 +499,7 @@ std::string_view to_string(RecordGroup group) {
 }
 
 std::string_view to_string(GroupStatus status) {
-  constexpr std::array<std::string_view, 5> kNames{"equal", "different", "only in expected", "only in actual", "absent"};
+  constexpr std::array<std::string_view, 6> kNames{"equal", "different", "only in expected", "only in actual", "absent", "not compared"};
   return kNames[static_cast<std::size_t>(status)];
 }
 
@@ -567,9 +567,13 @@ RecordComparison compare_records(const RunRecord& expected, const RunRecord& act
       continue;
     }
     if (summary.different == 0) summary.status = GroupStatus::equal;
+    bool left_out = false;
     for (std::size_t i = 0; i < common; ++i) {
       // Different prompts make every other tensor a different thing.
-      if (group != RecordGroup::tokens && expected.requests[i].prompt_length != actual.requests[i].prompt_length) continue;
+      if (group != RecordGroup::tokens && expected.requests[i].prompt_length != actual.requests[i].prompt_length) {
+        left_out = true;
+        continue;
+      }
       comparers[i].compare(group);
       const auto& found = comparers[i].found(group);
       summary.compared += found.compared;
@@ -582,6 +586,7 @@ RecordComparison compare_records(const RunRecord& expected, const RunRecord& act
       }
     }
     if (summary.different > 0) summary.status = GroupStatus::different;
+    if (left_out && summary.compared == 0) summary.status = GroupStatus::not_compared;
   }
   for (const auto& first : result.requests) {
     if (first) {

@@ -44,7 +44,8 @@ struct Divergence {
   std::string text() const;  // one line naming everything above
 };
 
-enum class GroupStatus { equal, different, only_expected, only_actual, absent };
+// not_compared: both sides have the group, but of different prompts, where nothing corresponds.
+enum class GroupStatus { equal, different, only_expected, only_actual, absent, not_compared };
 std::string_view to_string(GroupStatus status);
 
 struct GroupComparison {

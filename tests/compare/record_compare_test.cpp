@@ -41,6 +41,17 @@ TEST_F(RecordCompare, EqualRecordsAreIdentical) {
 
 TEST_F(RecordCompare, NothingInCommonIsNotIdentical) { EXPECT_FALSE(compare_records(RunRecord{}, RunRecord{}, kWindow).identical()); }
 
+// Two prompts have nothing that corresponds: their other groups are neither equal nor different.
+TEST_F(RecordCompare, RecordsOfDifferentPromptsAreNotCalledEqual) {
+  for (RequestRecord& request : actual_.requests) ++request.prompt_length;
+  const RecordComparison comparison = compare();
+  EXPECT_FALSE(comparison.identical());
+  for (const GroupComparison& g : comparison.groups) {
+    if (g.group == RecordGroup::tokens) continue;
+    EXPECT_EQ(g.status, GroupStatus::not_compared) << to_string(g.group);
+  }
+}
+
 TEST_F(RecordCompare, LoopsThatTheModelDoesNotHaveAreNoDifference) {
   for (RunRecord* record : {&made_.record, &actual_}) record->requests[0].kv[2] = record->requests[0].kv[3] = {};
   EXPECT_TRUE(compare().identical());
