@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The split-KV reader behind attention_decode, reference_statistics, reference_contribution and sparse_correction.
-// A CTA reads one split (a range of absolute positions) of one query row and head; a warp owns whole pages of it. Eight lanes share a K/V
-// row, each with head_dim / 8 consecutive channels, so a warp has four rows in flight per step. BF16 rows are read plane by plane and
-// encoded ones stream by stream: q·X_hat = sum over streams of q·dec, and the same for p·X_hat; a row that is absent from a stream does not
-// occur in its list.
+// A CTA reads one split (a range of absolute positions) of one query row and head; a warp owns whole pages of it. BF16 rows are read plane
+// by plane and encoded ones stream by stream: q·X_hat = sum over streams of q·dec, and the same for p·X_hat; a row that is absent from a
+// stream does not occur in its list. Eight lanes share a BF16 K row, four a V row; packed K goes through tensor cores, 16 rows at a time.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -23,6 +22,8 @@ inline constexpr int kWarps = 4;
 inline constexpr int kThreads = 32 * kWarps;
 inline constexpr int kRowLanes = 8;  // lanes of one K/V row
 inline constexpr int kRowsPerStep = 32 / kRowLanes;
+inline constexpr int kValueLanes = 4;  // lanes of one V row, and of one row of packed K
+inline constexpr int kValueRows = 32 / kValueLanes;
 inline constexpr int kUnroll = 4;  // steps whose loads are issued together
 
 // What a launch of the reader is for.
@@ -142,6 +143,20 @@ struct PageReader {
       remaining &= ~resident;
     }
   }
+  // Lists rows of several planes at once; the place of an entry is its plane.
+  __device__ __forceinline__ int list_planes(std::uint64_t rows, RowEntry* list, int lane) const {
+    __syncwarp();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int bit = lane + 32 * half;
+      if ((rows >> bit) & 1u) {
+        const int plane = resident_loop(*map, bit, (own_row >> bit) & 1u ? loop : history_loop());
+        list[bits_below(rows, bit)] = static_cast<RowEntry>(bit | plane << 8);
+      }
+    }
+    __syncwarp();
+    return __popcll(rows);
+  }
   __device__ __forceinline__ const __nv_bfloat16* plane_tile(int plane, KvTensor tensor) const {
     return reinterpret_cast<const __nv_bfloat16*>(entry->bf16[plane - 1]) + page_tile_offset(shape, layer, tensor, head);
   }
@@ -168,27 +183,41 @@ __device__ __forceinline__ float reduce_rows(const float (&dots)[kUnroll], int p
   return __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 1));
 }
 
-// dots[row] = q·K for the listed rows of a BF16 tile [64, head_dim].
-template <int kHeadDim>
-__device__ __forceinline__ void dot_bf16(const __nv_bfloat16* tile, const float (&q)[kHeadDim / kRowLanes], const RowEntry* list, int count,
+// Where the listed BF16 rows lie: one plane's tile [64, head_dim], or the plane that each entry names.
+struct OnePlane {
+  const __nv_bfloat16* tile;
+  __device__ __forceinline__ const __nv_bfloat16* operator()(RowEntry) const { return tile; }
+};
+struct NamedPlanes {
+  const PageReader& page;
+  KvTensor tensor;
+  __device__ __forceinline__ const __nv_bfloat16* operator()(RowEntry entry) const { return page.plane_tile(entry_place(entry), tensor); }
+};
+
+// dots[row] = q·K for the listed rows.
+template <int kHeadDim, class Planes>
+__device__ __forceinline__ void dot_bf16(const Planes& planes, const float (&q)[kHeadDim / kRowLanes], const RowEntry* list, int count,
                                          float* dots, int lane) {
   constexpr int kVectors = kHeadDim / kRowLanes / 8;
   const int part = lane % kRowLanes, slot = lane / kRowLanes;
-  const auto* source = reinterpret_cast<const uint4*>(tile) + part * kVectors;
   for (int base = 0; base < count; base += kRowsPerStep * kUnroll) {
     uint4 data[kUnroll][kVectors];
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       const int i = base + u * kRowsPerStep + slot;
-      const int row = i < count ? entry_row(list[i]) : 0;
+      const RowEntry entry = i < count ? list[i] : RowEntry{0};
+      const auto* source =
+          i < count ? reinterpret_cast<const uint4*>(planes(entry)) + entry_row(entry) * (kHeadDim / 8) + part * kVectors : nullptr;
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
-        data[u][v] = i < count ? __ldg(source + row * (kHeadDim / 8) + v) : make_uint4(0, 0, 0, 0);
+        data[u][v] = i < count ? __ldg(source + v) : make_uint4(0, 0, 0, 0);
       }
     }
     float sums[kUnroll];
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
+      sums[u] = 0.0f;
+      if (base + u * kRowsPerStep >= count) continue;  // the same in the whole warp
       float dot = 0.0f;
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
@@ -207,108 +236,169 @@ __device__ __forceinline__ void dot_bf16(const __nv_bfloat16* tile, const float 
   }
 }
 
-// dots[row] += q·dec(K) of one stream for the listed rows. The scale is folded into q: q * scale and q * minimum are exact (8 + 11 bits).
-template <int kHeadDim>
-__device__ __forceinline__ void dot_stream(const PageReader& page, int stream, const float (&q)[kHeadDim / kRowLanes], const RowEntry* list,
-                                           int count, float* dots, int lane) {
-  constexpr int kChannels = kHeadDim / kRowLanes;
-  constexpr int kWords = kChannels / 8;
-  const int part = lane % kRowLanes, slot = lane / kRowLanes;
-  const StreamTile tile = stream_tile(page.shape, *page.entry, *page.map, page.layer, stream, KvTensor::k, page.head);
-  const int rank = static_cast<int>(page.map->rank[stream - 1]);
-  const bool half_precision = page.kernel_fault == KernelFault::half_precision_stream_dots;
-  const auto* payload =
-      reinterpret_cast<const std::uint32_t*>(tile.payload + static_cast<std::size_t>(rank) * (kHeadDim / 2)) + part * kWords;
-  float folded[kChannels] = {};  // of the group in hand, times 2^(-4 (j mod 4)) for channel j
-  float bias = 0.0f;             // sum of q * minimum over this lane's channels
-  int group = -1;
-  for (int base = 0; base < count; base += kRowsPerStep * kUnroll) {
-    std::uint32_t words[kUnroll][kWords];
-    int place[kUnroll];
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const int i = base + u * kRowsPerStep + slot;
-      const RowEntry entry = i < count ? list[i] : kAbsent;
-      place[u] = i < count ? entry_place(entry) : -1;
-      const bool load = !(entry & kAbsent);
-      if constexpr (kWords == 2) {
-        const uint2 data = load ? __ldg(reinterpret_cast<const uint2*>(payload + place[u] * (kHeadDim / 8))) : make_uint2(0, 0);
-        words[u][0] = data.x;
-        words[u][1] = data.y;
-      } else {
-        words[u][0] = load ? __ldg(payload + place[u] * (kHeadDim / 8)) : 0u;
-      }
-    }
-    float sums[kUnroll];
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      sums[u] = 0.0f;
-      if (base + u * kRowsPerStep >= count) continue;  // the same in the whole warp
-      if (place[u] >= 0 && (rank + place[u]) / kGroupSize != group) {
-        group = (rank + place[u]) / kGroupSize;
-        const auto* source =
-            reinterpret_cast<const uint4*>(tile.parameters + static_cast<std::size_t>(group) * kHeadDim + part * kChannels);
-        bias = 0.0f;
-#pragma unroll
-        for (int v = 0; v < kChannels / 4; ++v) {
-          const uint4 data = __ldg(source + v);
-          const std::uint32_t pairs[4] = {data.x, data.y, data.z, data.w};
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            const float2 minimum_scale = parameter(pairs[i]);
-            constexpr float kShift[4] = {1.0f, 1.0f / 16, 1.0f / 256, 1.0f / 4096};
-            folded[4 * v + i] = __fmul_rn(__fmul_rn(q[4 * v + i], minimum_scale.y), kShift[i]);
-            bias = __fmaf_rn(q[4 * v + i], minimum_scale.x, bias);
-          }
-        }
-      }
-      float dot = bias;
-#pragma unroll
-      for (int w = 0; w < kWords; ++w) {
-        const std::uint32_t low = words[u][w], high = words[u][w] >> 16;
-        dot = __fmaf_rn(folded[8 * w + 0], shifted_code<0>(low), dot);
-        dot = __fmaf_rn(folded[8 * w + 1], shifted_code<1>(low), dot);
-        dot = __fmaf_rn(folded[8 * w + 2], shifted_code<2>(low), dot);
-        dot = __fmaf_rn(folded[8 * w + 3], shifted_code<3>(low), dot);
-        dot = __fmaf_rn(folded[8 * w + 4], shifted_code<0>(high), dot);
-        dot = __fmaf_rn(folded[8 * w + 5], shifted_code<1>(high), dot);
-        dot = __fmaf_rn(folded[8 * w + 6], shifted_code<2>(high), dot);
-        dot = __fmaf_rn(folded[8 * w + 7], shifted_code<3>(high), dot);
-        if (half_precision) dot = __half2float(__float2half_rn(dot));
-      }
-      sums[u] = dot;
-    }
-    const float dot = reduce_rows(sums, part);
-    const int i = base + reduced_step(part) * kRowsPerStep + slot;
-    if (part % 2 == 0 && i < count) {
-      float& target = dots[entry_row(list[i])];
-      target = __fadd_rn(target, dot);
-    }
+// c[16x8] += a[16x16] * b[16x8], FP16 operands, FP32 accumulation.
+__device__ __forceinline__ void multiply_accumulate_half(float (&c)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2,
+                                                         std::uint32_t a3, std::uint32_t b0, std::uint32_t b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// Words 4 * i.. of 16 or 8 bytes.
+template <int kWords>
+__device__ __forceinline__ void load_words(std::uint32_t (&words)[kWords], const std::uint32_t* source, bool load) {
+  static_assert(kWords == 2 || kWords == 4);
+  if constexpr (kWords == 4) {
+    const uint4 data = load ? __ldg(reinterpret_cast<const uint4*>(source)) : make_uint4(0, 0, 0, 0);
+    words[0] = data.x;
+    words[1] = data.y;
+    words[2] = data.z;
+    words[3] = data.w;
+  } else {
+    const uint2 data = load ? __ldg(reinterpret_cast<const uint2*>(source)) : make_uint2(0, 0);
+    words[0] = data.x;
+    words[1] = data.y;
   }
 }
 
-// accumulator[channel] += sum of weights[row] * V over the listed rows of a BF16 tile that fall to this lane's row slot.
+// q * scale of one K group as FP16 high and low parts, in the order in which packed words meet them: word w holds channels 8w..8w+7, and
+// its half words give the pairs (0, 4), (1, 5), (2, 6), (3, 7).
 template <int kHeadDim>
-__device__ __forceinline__ void add_bf16(const __nv_bfloat16* tile, const RowEntry* list, int count, const float* weights,
-                                         float (&accumulator)[kHeadDim / kRowLanes], int lane) {
-  constexpr int kVectors = kHeadDim / kRowLanes / 8;
-  const int part = lane % kRowLanes, slot = lane / kRowLanes;
-  const auto* source = reinterpret_cast<const uint4*>(tile) + part * kVectors;
-  for (int base = 0; base < count; base += kRowsPerStep * kUnroll) {
-    uint4 data[kUnroll][kVectors];
-    float weight[kUnroll];
+struct FoldedQuery {
+  __half parts[2][kHeadDim];
+};
+
+// dots[row] += q·dec(K) of one stream for the listed rows, on tensor cores: codes are the rows (code << 4 read as FP16 is code * 2^-20,
+// exact), q * scale times a power of two are two columns, high and low part. The contraction order is that of the packed words, so nothing
+// is permuted.
+template <int kHeadDim>
+__device__ __forceinline__ void dot_stream(const PageReader& page, int stream, const float (&q)[kHeadDim / 32],
+                                           FoldedQuery<kHeadDim>& folded, const RowEntry* list, int count, float* dots, int lane) {
+  constexpr int kOwn = kHeadDim / 32;                 // channels that a lane folds
+  constexpr int kWords = kHeadDim / 8 / kValueLanes;  // packed words of a lane
+  constexpr int kTiles = 2;                           // of 16 rows whose loads are issued together
+  const int row_lane = lane / kValueLanes, part = lane % kValueLanes;
+  const StreamTile tile = stream_tile(page.shape, *page.entry, *page.map, page.layer, stream, KvTensor::k, page.head);
+  const int rank = static_cast<int>(page.map->rank[stream - 1]);
+  const auto* payload =
+      reinterpret_cast<const std::uint32_t*>(tile.payload + static_cast<std::size_t>(rank) * (kHeadDim / 2)) + part * kWords;
+
+  for (int begin = 0; begin < count;) {
+    // The rows of one group: a page's rows lie in at most two.
+    const int group = (rank + entry_place(list[begin])) / kGroupSize;
+    int end = count;
+    if ((rank + entry_place(list[count - 1])) / kGroupSize != group) {
+      for (end = begin + 1; (rank + entry_place(list[end])) / kGroupSize == group;) ++end;
+    }
+
+    float scaled[kOwn];
+    float bias = 0.0f, largest = 0.0f;
+    {
+      const std::uint32_t* source = tile.parameters + static_cast<std::size_t>(group) * kHeadDim + lane * kOwn;
+      std::uint32_t pairs[kOwn];
+      load_words<kOwn>(pairs, source, true);
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const int i = base + u * kRowsPerStep + slot;
-      const int row = i < count ? entry_row(list[i]) : 0;
-      weight[u] = i < count ? weights[row] : 0.0f;
+      for (int i = 0; i < kOwn; ++i) {
+        const float2 minimum_scale = parameter(pairs[i]);
+        scaled[i] = __fmul_rn(q[i], minimum_scale.y);  // exact: 8 + 11 bits
+        bias = __fmaf_rn(q[i], minimum_scale.x, bias);
+        largest = fmaxf(largest, fabsf(scaled[i]));
+      }
+    }
+    bias = warp_sum(bias);
+    largest = warp_max(largest);
+    const int exponent = min(max(13 - (static_cast<int>(__float_as_uint(largest) >> 23) - 127), -100), 100);  // largest * 2^exponent < 2^14
+    const float up = __uint_as_float(static_cast<std::uint32_t>(127 + exponent) << 23);
+    const float down = __uint_as_float(static_cast<std::uint32_t>(127 + 20 - exponent) << 23);  // undoes it and the codes' 2^-20
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const int channel = lane * kOwn + i, nibble = channel % 8;
+      const int target = channel / 8 * 8 + nibble % 4 * 2 + nibble / 4;
+      const float value = __fmul_rn(scaled[i], up);
+      const __half high = __float2half_rn(value);
+      folded.parts[0][target] = high;
+      folded.parts[1][target] = __float2half_rn(__fsub_rn(value, __half2float(high)));
+    }
+    __syncwarp();
+    std::uint32_t columns[kWords][4] = {};  // B fragments; columns beyond the two parts are zero
+    if (row_lane < 2) {
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) {
+        const uint4 data = *reinterpret_cast<const uint4*>(&folded.parts[row_lane][(part * kWords + w) * 8]);
+        columns[w][0] = data.x;
+        columns[w][1] = data.y;
+        columns[w][2] = data.z;
+        columns[w][3] = data.w;
+      }
+    }
+
+    for (int base = begin; base < end; base += 16 * kTiles) {
+      std::uint32_t words[kTiles][2][kWords];
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int i = base + 16 * t + 8 * half + row_lane;
+          const RowEntry entry = i < end ? list[i] : kAbsent;
+          load_words<kWords>(words[t][half], payload + entry_place(entry) * (kHeadDim / 8), !(entry & kAbsent));
+        }
+      }
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+        if (base + 16 * t >= end) break;  // the same in the whole warp
+        float sums[4] = {};
+#pragma unroll
+        for (int w = 0; w < kWords; ++w) {
+          constexpr std::uint32_t kNibbles = 0x00F000F0u;
+          const std::uint32_t top = words[t][0][w], bottom = words[t][1][w];
+          multiply_accumulate_half(sums, (top << 4) & kNibbles, (bottom << 4) & kNibbles, top & kNibbles, bottom & kNibbles, columns[w][0],
+                                   columns[w][1]);
+          multiply_accumulate_half(sums, (top >> 4) & kNibbles, (bottom >> 4) & kNibbles, (top >> 8) & kNibbles, (bottom >> 8) & kNibbles,
+                                   columns[w][2], columns[w][3]);
+        }
+        if (part == 0) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const int i = base + 16 * t + 8 * half + row_lane;
+            if (i < end) {
+              float dot = __fmul_rn(__fadd_rn(sums[2 * half], sums[2 * half + 1]), down);
+              if (page.kernel_fault == KernelFault::half_precision_stream_dots) dot = __half2float(__float2half_rn(dot));
+              float& target = dots[entry_row(list[i])];
+              target = __fadd_rn(target, __fadd_rn(dot, bias));
+            }
+          }
+        }
+      }
+    }
+    begin = end;
+  }
+}
+
+// accumulator[channel] += sum of weights[row] * V over the listed rows that fall to this lane's row slot.
+template <int kHeadDim, class Planes>
+__device__ __forceinline__ void add_bf16(const Planes& planes, const RowEntry* list, int count, const float* weights,
+                                         float (&accumulator)[kHeadDim / kValueLanes], int lane) {
+  constexpr int kVectors = kHeadDim / kValueLanes / 8;
+  constexpr int kSteps = 8 / kVectors;  // steps whose loads are issued together: eight 16-byte loads
+  const int part = lane % kValueLanes, slot = lane / kValueLanes;
+  for (int base = 0; base < count; base += kValueRows * kSteps) {
+    uint4 data[kSteps][kVectors];
+    float weight[kSteps];
+#pragma unroll
+    for (int u = 0; u < kSteps; ++u) {
+      const int i = base + u * kValueRows + slot;
+      const RowEntry entry = i < count ? list[i] : RowEntry{0};
+      const auto* source = i < count ? reinterpret_cast<const uint4*>(planes(entry)) + entry_row(entry) * (kHeadDim / 8) + part : nullptr;
+      weight[u] = i < count ? weights[entry_row(entry)] : 0.0f;
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
-        data[u][v] = i < count ? __ldg(source + row * (kHeadDim / 8) + v) : make_uint4(0, 0, 0, 0);
+        data[u][v] = i < count ? __ldg(source + v * kValueLanes) : make_uint4(0, 0, 0, 0);
       }
     }
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
+    for (int u = 0; u < kSteps; ++u) {
+      if (base + u * kValueRows >= count) break;  // the same in the whole warp
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
         const std::uint32_t pairs[4] = {data[u][v].x, data[u][v].y, data[u][v].z, data[u][v].w};
@@ -326,52 +416,85 @@ __device__ __forceinline__ void add_bf16(const __nv_bfloat16* tile, const RowEnt
 // operation a value but leave the rounding of sum weight * minimum in channels where V is small.
 template <int kHeadDim>
 __device__ __forceinline__ void add_stream(const PageReader& page, int stream, const RowEntry* list, int count, const float* weights,
-                                           float (&accumulator)[kHeadDim / kRowLanes], int lane) {
-  constexpr int kChannels = kHeadDim / kRowLanes;
-  constexpr int kWords = kChannels / 8;
+                                           float (&accumulator)[kHeadDim / kValueLanes], int lane) {
+  constexpr int kWords = kHeadDim / kValueLanes / 8;
   constexpr int kHalves = kHeadDim / kGroupSize;
-  const int part = lane % kRowLanes, slot = lane / kRowLanes;
+  constexpr int kSteps = 2;
+  const int part = lane % kValueLanes, slot = lane / kValueLanes;
   const StreamTile tile = stream_tile(page.shape, *page.entry, *page.map, page.layer, stream, KvTensor::v, page.head);
   const std::size_t rank = page.map->rank[stream - 1];
-  const auto* payload = reinterpret_cast<const std::uint32_t*>(tile.payload + rank * (kHeadDim / 2)) + part * kWords;
-  const std::uint32_t* parameters = tile.parameters + rank * kHalves + part * kChannels / kGroupSize;
-  for (int base = 0; base < count; base += kRowsPerStep * kUnroll) {
-    std::uint32_t words[kUnroll][kWords], minimum_scale[kUnroll];
-    float weight[kUnroll];
+  // Word v of a lane is word part + 4 v of the row, as in add_bf16: the first half of a lane's words lies in the first 64 channels.
+  const auto* payload = reinterpret_cast<const std::uint32_t*>(tile.payload + rank * (kHeadDim / 2)) + part;
+  const std::uint32_t* parameters = tile.parameters + rank * kHalves;
+  for (int base = 0; base < count; base += kValueRows * kSteps) {
+    std::uint32_t words[kSteps][kWords], minimum_scale[kSteps][kHalves];
+    float weight[kSteps];
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const int i = base + u * kRowsPerStep + slot;
+    for (int u = 0; u < kSteps; ++u) {
+      const int i = base + u * kValueRows + slot;
       const bool load = i < count;
       const RowEntry entry = load ? list[i] : RowEntry{0};
       const int place = entry_place(entry);
       weight[u] = load ? weights[entry_row(entry)] : 0.0f;
-      minimum_scale[u] = load ? __ldg(parameters + place * kHalves) : 0u;
-      if constexpr (kWords == 2) {
-        const uint2 data = load ? __ldg(reinterpret_cast<const uint2*>(payload + place * (kHeadDim / 8))) : make_uint2(0, 0);
-        words[u][0] = data.x;
-        words[u][1] = data.y;
-      } else {
-        words[u][0] = load ? __ldg(payload + place * (kHeadDim / 8)) : 0u;
-      }
+#pragma unroll
+      for (int h = 0; h < kHalves; ++h) minimum_scale[u][h] = load ? __ldg(parameters + place * kHalves + h) : 0u;
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) words[u][w] = load ? __ldg(payload + place * (kHeadDim / 8) + w * kValueLanes) : 0u;
     }
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      if (base + u * kRowsPerStep >= count) continue;  // the same in the whole warp
-      const float2 pair = parameter(minimum_scale[u]);
-      const float scale[4] = {pair.y, pair.y * (1.0f / 16), pair.y * (1.0f / 256), pair.y * (1.0f / 4096)};
+    for (int u = 0; u < kSteps; ++u) {
+      if (base + u * kValueRows >= count) break;  // the same in the whole warp
 #pragma unroll
-      for (int w = 0; w < kWords; ++w) {
-        const std::uint32_t low = words[u][w], high = words[u][w] >> 16;
-        // code * scale is exact, so the fused addition rounds as the specification's product and sum do.
-        const float decoded[8] = {__fmaf_rn(shifted_code<0>(low), scale[0], pair.x),  __fmaf_rn(shifted_code<1>(low), scale[1], pair.x),
-                                  __fmaf_rn(shifted_code<2>(low), scale[2], pair.x),  __fmaf_rn(shifted_code<3>(low), scale[3], pair.x),
-                                  __fmaf_rn(shifted_code<0>(high), scale[0], pair.x), __fmaf_rn(shifted_code<1>(high), scale[1], pair.x),
-                                  __fmaf_rn(shifted_code<2>(high), scale[2], pair.x), __fmaf_rn(shifted_code<3>(high), scale[3], pair.x)};
+      for (int h = 0; h < kHalves; ++h) {
+        const float2 pair = parameter(minimum_scale[u][h]);
+        const float scale[4] = {pair.y, pair.y * (1.0f / 16), pair.y * (1.0f / 256), pair.y * (1.0f / 4096)};
 #pragma unroll
-        for (int j = 0; j < 8; ++j) accumulator[8 * w + j] = __fmaf_rn(weight[u], decoded[j], accumulator[8 * w + j]);
+        for (int w = h * kWords / kHalves; w < (h + 1) * kWords / kHalves; ++w) {
+          const std::uint32_t low = words[u][w], high = words[u][w] >> 16;
+          // code * scale is exact, so the fused addition rounds as the specification's product and sum do.
+          const float decoded[8] = {__fmaf_rn(shifted_code<0>(low), scale[0], pair.x),  __fmaf_rn(shifted_code<1>(low), scale[1], pair.x),
+                                    __fmaf_rn(shifted_code<2>(low), scale[2], pair.x),  __fmaf_rn(shifted_code<3>(low), scale[3], pair.x),
+                                    __fmaf_rn(shifted_code<0>(high), scale[0], pair.x), __fmaf_rn(shifted_code<1>(high), scale[1], pair.x),
+                                    __fmaf_rn(shifted_code<2>(high), scale[2], pair.x), __fmaf_rn(shifted_code<3>(high), scale[3], pair.x)};
+#pragma unroll
+          for (int j = 0; j < 8; ++j) accumulator[8 * w + j] = __fmaf_rn(weight[u], decoded[j], accumulator[8 * w + j]);
+        }
       }
     }
   }
+}
+
+// The sum over the eight row slots of a warp: exchanges halve the channels a lane holds, 8, 4, then 2 apart. `result` holds the lane's last
+// head_dim / 32 values; they are values of channel reduced_channel(lane, i).
+template <int kHeadDim>
+__device__ __forceinline__ int reduced_channel(int lane, int i) {
+  constexpr int kOwn = kHeadDim / 32, kAll = kHeadDim / kValueLanes;
+  const int index = (lane & 16 ? kAll / 2 : 0) + (lane & 8 ? kAll / 4 : 0) + (lane & 4 ? kOwn : 0) + i;
+  return index / 8 * 8 * kValueLanes + lane % kValueLanes * 8 + index % 8;
+}
+template <int kCount>
+__device__ __forceinline__ void halve(float (&values)[kCount], int lane, int distance) {
+  const bool upper = lane & distance;
+#pragma unroll
+  for (int i = 0; i < kCount / 2; ++i) {
+    const float given = upper ? values[i] : values[i + kCount / 2], kept = upper ? values[i + kCount / 2] : values[i];
+    values[i] = __fadd_rn(kept, __shfl_xor_sync(~0u, given, distance));
+  }
+}
+template <int kHeadDim>
+__device__ __forceinline__ void reduce_slots(float (&values)[kHeadDim / kValueLanes], int lane, float (&result)[kHeadDim / 32]) {
+  constexpr int kAll = kHeadDim / kValueLanes;
+  halve(values, lane, 16);
+  float half[kAll / 2];
+#pragma unroll
+  for (int i = 0; i < kAll / 2; ++i) half[i] = values[i];
+  halve(half, lane, 8);
+  float quarter[kAll / 4];
+#pragma unroll
+  for (int i = 0; i < kAll / 4; ++i) quarter[i] = half[i];
+  halve(quarter, lane, 4);
+#pragma unroll
+  for (int i = 0; i < kAll / 8; ++i) result[i] = quarter[i];
 }
 
 // grid (splits, heads, rows), kThreads threads. A split without keys writes sum 0 and maximum -inf.
@@ -386,6 +509,7 @@ __global__ void __launch_bounds__(kThreads, 4) split_attention_kernel(Arguments 
   __shared__ float outputs[kWarps][kHeadDim];
   __shared__ float warp_maximum[kWarps], warp_sums[kWarps];
   __shared__ RowEntry lists[kWarps][kPageTokens];
+  __shared__ __align__(16) FoldedQuery<kHeadDim> folded[kWarps];
 
   const int split_index = blockIdx.x, head = blockIdx.y, row_index = blockIdx.z;
   const QueryRow row = arguments.rows[row_index];
@@ -432,8 +556,12 @@ __global__ void __launch_bounds__(kThreads, 4) split_attention_kernel(Arguments 
 
   float maximum = kMinusInfinity;
   if constexpr (kPurpose != Purpose::contribution) {
-    float q[kChannels];
+    float q[kChannels];          // of the lane's part of a BF16 row
+    float own_q[kHeadDim / 32];  // of the channels that the lane folds
     {
+      const __nv_bfloat16* row_q = arguments.q + row_index * arguments.q_row_stride + head * kHeadDim;
+#pragma unroll
+      for (int i = 0; i < kHeadDim / 32; ++i) own_q[i] = __bfloat162float(row_q[lane * (kHeadDim / 32) + i]);
       const auto* source =
           reinterpret_cast<const uint4*>(arguments.q + row_index * arguments.q_row_stride + head * kHeadDim) + part * (kChannels / 8);
 #pragma unroll
@@ -458,14 +586,21 @@ __global__ void __launch_bounds__(kThreads, 4) split_attention_kernel(Arguments 
         const PageReader reader = page_of(page);
         const std::uint64_t encoded = keys & encoded_rows(page);
         const std::uint64_t tail = keys & ~encoded;
-        reader.for_each_plane(tail, [&](int plane, std::uint64_t rows) {
-          const int count = list_rows(rows, rows, kPageTokens - 1, false, list, lane);
-          dot_bf16<kHeadDim>(reader.plane_tile(plane, KvTensor::k), q, list, count, dots, lane);
-        });
+        if constexpr (kSelected) {  // few rows: one list for all planes
+          if (tail != 0) {
+            const int count = reader.list_planes(tail, list, lane);
+            dot_bf16<kHeadDim>(NamedPlanes{reader, KvTensor::k}, q, list, count, dots, lane);
+          }
+        } else {
+          reader.for_each_plane(tail, [&](int plane, std::uint64_t rows) {
+            const int count = list_rows(rows, rows, kPageTokens - 1, false, list, lane);
+            dot_bf16<kHeadDim>(OnePlane{reader.plane_tile(plane, KvTensor::k)}, q, list, count, dots, lane);
+          });
+        }
         if (encoded != 0) {
           for (int stream = 1; stream <= reader.history_loop(); ++stream) {
             const int count = reader.list_stream(encoded, stream, KvTensor::k, list, lane);
-            if (count > 0) dot_stream<kHeadDim>(reader, stream, q, list, count, dots, lane);
+            if (count > 0) dot_stream<kHeadDim>(reader, stream, own_q, folded[warp], list, count, dots, lane);
           }
         }
       }
@@ -508,7 +643,7 @@ __global__ void __launch_bounds__(kThreads, 4) split_attention_kernel(Arguments 
   }
 
   float sum = 0.0f;
-  float accumulator[kChannels] = {};
+  float accumulator[kHeadDim / kValueLanes] = {};
   for (int i = 0; i < kWarpPages; ++i) {
     const int local = i * kWarps + warp, page = split_index * kSplitPages + local;
     float* weights = scores + local * kPageTokens;
@@ -531,22 +666,23 @@ __global__ void __launch_bounds__(kThreads, 4) split_attention_kernel(Arguments 
         if (count > 0) add_stream<kHeadDim>(reader, stream, list, count, weights, accumulator, lane);
       }
     }
-    reader.for_each_plane(tail, [&](int plane, std::uint64_t rows) {
-      const int count = list_rows(rows, rows, kPageTokens - 1, false, list, lane);
-      add_bf16<kHeadDim>(reader.plane_tile(plane, KvTensor::v), list, count, weights, accumulator, lane);
-    });
+    if constexpr (kSelected) {
+      if (tail != 0) {
+        const int count = reader.list_planes(tail, list, lane);
+        add_bf16<kHeadDim>(NamedPlanes{reader, KvTensor::v}, list, count, weights, accumulator, lane);
+      }
+    } else {
+      reader.for_each_plane(tail, [&](int plane, std::uint64_t rows) {
+        const int count = list_rows(rows, rows, kPageTokens - 1, false, list, lane);
+        add_bf16<kHeadDim>(OnePlane{reader.plane_tile(plane, KvTensor::v)}, list, count, weights, accumulator, lane);
+      });
+    }
   }
   sum = warp_sum(sum);
+  float reduced[kHeadDim / 32];
+  reduce_slots<kHeadDim>(accumulator, lane, reduced);
 #pragma unroll
-  for (int c = 0; c < kChannels; ++c) {
-#pragma unroll
-    for (int width = kRowLanes; width < 32; width *= 2)
-      accumulator[c] = __fadd_rn(accumulator[c], __shfl_xor_sync(~0u, accumulator[c], width));
-  }
-  if (lane < kRowLanes) {
-#pragma unroll
-    for (int c = 0; c < kChannels; ++c) outputs[warp][part * kChannels + c] = accumulator[c];
-  }
+  for (int i = 0; i < kHeadDim / 32; ++i) outputs[warp][reduced_channel<kHeadDim>(lane, i)] = reduced[i];
   if (lane == 0) warp_sums[warp] = sum;
   __syncthreads();
 
