@@ -34,8 +34,8 @@ std::size_t attention_decode_workspace_bytes(const KvShape& shape, int row_count
 //   "KV base and residual quantization" (positions below E are read as X_hat[r], the rest BF16); reference/ops/attention.
 // Shapes and layouts: above; K/V as kv_layout.hpp. The row's own K/V of its loop are already in their page and marked active.
 // Requires: head_dim 64 or 128; q rows 16-byte aligned.
-// Numerics: FP32 sums. BF16 rows: products exact. Encoded K: per stream, codes times q * scale on tensor cores, q * scale as FP16 high and low
-//   parts under a common power of two (relative error 2^-22 of the largest), q * minimum in FP32. Encoded V: dec() of every value as the
+// Numerics: FP32 sums. BF16 rows: products exact. Encoded K: per stream, codes times q * scale on tensor cores, q * scale as FP16 high and
+//   low parts under a common power of two (error 2^-22 of the largest), q * minimum in FP32. Encoded V: dec() of every value as the
 //   specification rounds it, summed stream by stream. One rounding to BF16.
 // Determinism: splits of 256 positions at absolute multiples, combined ascending; a row's bits do not depend on the other rows of the
 //   batch, their order, max_length or where pages lie.
