@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // `loopgauge sweep`: every case of a selection on the reference and the optimized runtime, judged, into one report.
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <filesystem>
 #include <iostream>
@@ -13,6 +14,7 @@
 #include "harness/commands/case_selection.hpp"
 #include "harness/commands/command.hpp"
 #include "harness/commands/common_options.hpp"
+#include "harness/commands/config_file.hpp"
 #include "harness/interrupt.hpp"
 #include "harness/io/data_paths.hpp"
 #include "harness/io/trace_file.hpp"
@@ -38,6 +40,7 @@ constexpr int kWriteShare = 20;
 struct SweepOptions {
   explicit SweepOptions(CLI::App& command) : selection(command) {}
   CaseSelectionOptions selection;
+  std::string config;
   std::string checkpoint;
   std::string executor = "both";
   std::string report = "loopgauge-report.h5";
@@ -50,6 +53,33 @@ struct SweepOptions {
   bool repeat = false;
   bool list_mutants = false;
 };
+
+// Options that a configuration file may give, by key; the flag is --<key> with '-' for '_'.
+constexpr std::array<std::string_view, 10> kConfigKeys{"set",    "mode", "filter",         "executor", "checkpoint",
+                                                       "report", "jobs", "write_interval", "seed",     "repeat"};
+
+// Takes what the command line leaves out from the file. Throws ConfigError naming file, line and key.
+void apply_config(CLI::App& command, const std::filesystem::path& file) {
+  for (const ConfigEntry& entry : read_config_file(file)) {
+    const std::string where = file.string() + ":" + std::to_string(entry.line) + ": ";
+    if (std::find(kConfigKeys.begin(), kConfigKeys.end(), entry.key) == kConfigKeys.end()) {
+      std::string known;
+      for (const std::string_view key : kConfigKeys) known += (known.empty() ? "" : ", ") + std::string(key);
+      throw ConfigError(where + "unknown key '" + entry.key + "' (known: " + known + ")");
+    }
+    std::string flag = "--" + entry.key;
+    std::replace(flag.begin(), flag.end(), '_', '-');
+    CLI::Option& option = *command.get_option(flag);
+    const bool traces_win = entry.key == "set" && command.get_option("--traces")->count() > 0;
+    if (option.count() > 0 || traces_win) continue;
+    try {
+      option.add_result(entry.value);
+      option.run_callback();
+    } catch (const CLI::ParseError& error) {
+      throw ConfigError(where + error.what());
+    }
+  }
+}
 
 void print_mutants() {
   for (const FaultInfo& info : planted_faults()) {
@@ -249,6 +279,11 @@ void add_sweep_command(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("sweep", "Run and judge every case of a selection, write one report");
   auto options = std::make_shared<SweepOptions>(*command);
   command
+      ->add_option("--config", options->config,
+                   "Configuration file with lines `key = value`: set, mode, filter, executor, checkpoint, report, jobs, write_interval, "
+                   "seed, repeat; flags win over it")
+      ->type_name("FILE");
+  command
       ->add_option("--executor", options->executor,
                    "Columns: reference, optimized, both. Without a device, both marks the optimized column 'not run' and judges the "
                    "reference alone; optimized exits with 4")
@@ -270,7 +305,10 @@ void add_sweep_command(CLI::App& app, int& exit_code) {
       ->type_name("SECONDS")
       ->check(CLI::Range(0.0, 86400.0))
       ->capture_default_str();
-  command->add_option("--seed", options->seed, "Seed of the bootstrap intervals")->type_name("N")->capture_default_str();
+  command->add_option("--seed", options->seed, "Seed of the bootstrap intervals")
+      ->check(CLI::NonNegativeNumber)
+      ->type_name("N")
+      ->capture_default_str();
   command->add_flag("--repeat", options->repeat,
                     "Repeat every setting with taps attached and require equal bits (always on for --set smoke)");
   CLI::Option* mutant =
@@ -285,8 +323,9 @@ void add_sweep_command(CLI::App& app, int& exit_code) {
       "  loopgauge sweep --set smoke --mutant early_flush\n"
       "Exit codes: 0 passed; 1 a case failed; 4 no device for --executor optimized; 5 a requested case was not run; 6 a case could not\n"
       "be judged.");
-  command->callback([options, &exit_code] {
+  command->callback([options, command, &exit_code] {
     exit_code = 0;
+    if (!options->config.empty()) apply_config(*command, options->config);
     if (options->list_mutants) {
       print_mutants();
     } else {

@@ -119,6 +119,28 @@ TEST_F(SweepCommand, MutantFailsWithExitCodeOneAndSaysWhatNoticed) {
   for (const FaultInfo& info : planted_faults()) EXPECT_NE(list.out.find(std::string(info.name) + "\t"), std::string::npos) << info.name;
 }
 
+TEST_F(SweepCommand, ConfigurationFileFillsInWhatFlagsLeaveOut) {
+  test::write_file(folder_ / "sweep.toml",
+                   "executor = \"reference\"\nseed = 11\nfilter = \"serial/t0s0q0/single\"  # one case\nrepeat = true\n");
+  const ProcessResult result = sweep({"--config", path("sweep.toml"), "--seed", "12"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  const Report report = read_report(path("report.h5"));
+  EXPECT_EQ(report.meta.executors, "reference");
+  EXPECT_EQ(report.meta.seed, "12") << "flags win";
+  ASSERT_EQ(report.cases.size(), 1u);
+  EXPECT_NE(row_text(report.cases[0]).find("repeat_with_taps|passed"), std::string::npos);
+
+  test::write_file(folder_ / "unknown.toml", "seed = 1\nwindows = 64\n");
+  const ProcessResult unknown = sweep({"--config", path("unknown.toml")});
+  EXPECT_EQ(unknown.exit_code, 2);
+  EXPECT_NE(unknown.err.find("unknown.toml:2: unknown key 'windows'"), std::string::npos) << unknown.err;
+  test::write_file(folder_ / "bad.toml", "jobs = 0\n");
+  const ProcessResult bad = sweep({"--config", path("bad.toml")});
+  EXPECT_EQ(bad.exit_code, 2);
+  EXPECT_NE(bad.err.find("bad.toml:1: "), std::string::npos) << bad.err;
+  EXPECT_EQ(sweep({"--config", path("absent.toml")}).exit_code, 3);
+}
+
 TEST_F(SweepCommand, MachineOutputIsNothingButTheData) {
   const ProcessResult json = sweep({"--executor", "reference", "--filter", "serial/t1s0q0/single", "--output", "json"});
   EXPECT_EQ(json.exit_code, 0) << json.err;
