@@ -27,7 +27,8 @@ struct Yardstick {
   std::vector<PooledDistance> exact;      // profile `double`
 };
 
-// One metric and loop of the candidate. Percentiles are in the order of kPercentiles; a rate has its mean alone, in the last place.
+// One metric and loop of the candidate. Percentiles are in the order of kPercentiles; a rate has its mean alone, in the last place. The limit
+// of a percentile that is not judged is infinite.
 struct DistanceVerdict {
   std::string_view metric;
   int loop = -1;

@@ -195,6 +195,9 @@ void add_logits(const RunRecord& expected, const RunRecord& actual, std::vector<
   for_each_request(expected, actual, [&](int i, const RequestRecord& e, const RequestRecord& a) {
     if (e.logits.empty() || a.logits.empty()) return;
     for (std::int64_t row = 0; row < e.logits.extent(0); ++row) {
+      // Logits of other loops are another decision, not a distance.
+      const auto step = static_cast<std::size_t>(row) - 1;
+      if (row > 0 && step < e.exit_depths.size() && step < a.exit_depths.size() && e.exit_depths[step] != a.exit_depths[step]) continue;
       const std::span<const float> x = e.logits.row(row), y = a.logits.row(row);
       const DistancePlace place{i, e.prompt_length - 1 + static_cast<int>(row)};
       double difference = 0.0;

@@ -10,9 +10,9 @@
 //   score      3, 4   prompt row that is eligible in both runs    |difference| of the selection score
 //   mass       2      decode row, layer and head with selection   |difference| of m
 //   codes      1..4   block, layer, K or V of a stream            share of the 4-bit codes that differ
-//   logits     -      logits row                                  largest |difference| over the vocabulary
-//   kl         -      logits row                                  KL(softmax(expected) || softmax(actual)), nats
-//   top1       -      logits row                                  1 where the argmax differs, else 0: its mean is a rate
+//   logits     -      logits row after the same loop in both      largest |difference| over the vocabulary
+//   kl         -      such a row                                  KL(softmax(expected) || softmax(actual)), nats
+//   top1       -      such a row                                  1 where the argmax differs, else 0: its mean is a rate
 //
 // Which rows executed a loop is read from the recorded decisions; rows that inherit repeat their predecessor's distance and are kept apart.
 #pragma once

@@ -24,11 +24,14 @@ inline constexpr Tolerance kEndToEndDistance{
 inline constexpr int kMinimumTeacherForcedRows = 100;
 
 // A percentile with m values beyond it is known to about 1 / sqrt(m) of itself, on both sides of the comparison: the factor by which the
-// ratio is widened is 1 + 2 / sqrt(m). Next to nothing for the median of a long trace, three times where one value decides, and more where
-// the percentile lies beyond the sample (m < 1: the 99th of 41 rows); nine times at most, which is what a maximum gets.
+// ratio is widened is 1 + 2 / sqrt(m), m >= 1. Next to nothing for the median of a long trace, three times where one value decides.
 inline double sampling_allowance(double values, double percentile) {
-  return 1.0 + 2.0 / std::sqrt(std::fmax(1.0 / 16.0, values * (1.0 - percentile)));
+  return 1.0 + 2.0 / std::sqrt(std::fmax(1.0, values * (1.0 - percentile)));
 }
+
+// Where one value decides, KL is not judged: it spans orders of magnitude from row to row (nothing where one token is certain), so the
+// largest of a few says nothing about the largest of another few. The largest |difference of logits| of the same rows is judged.
+inline bool is_judged(double values, double percentile, bool quadratic) { return !quadratic || values * (1.0 - percentile) >= 1.0; }
 
 // Limit of one percentile of a distance over `values` values. `reordered`, `exact`: the same percentile of distance(reordered, reference)
 // and of distance(double profile, reference). The latter is the floor: where a change of order happens to leave nearly everything as it

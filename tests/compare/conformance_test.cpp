@@ -2,6 +2,7 @@
 // The comparison of a candidate with the reference, on stand-ins that need no device: other legitimate orders of additions pass, planted
 // faults and altered records fail, and every flip is told from a wrong decision.
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <limits>
 #include <map>
@@ -161,6 +162,63 @@ TEST(Conformance, AlteredRecordsFailWhereTheyDiffer) {
   }
 }
 
+TEST(Operations, OfTheReferenceHaveItsBits) {
+  CandidateSweep sweep({"serial/t1s1q1:streaming:*/several", "serial/t0s1q0/several"});
+  test::StandIn candidate(sweep.checkpoint);
+  for (const CaseResult& row : sweep.run(candidate)) {
+    EXPECT_EQ(status_of(row, kOperationsCheck), "passed") << detail_of(row, kOperationsCheck);
+    for (const ToleranceRow& entry : row.tolerance) {
+      if (entry.level != "operation") continue;
+      EXPECT_GT(entry.elements, 0) << entry.operation;
+      EXPECT_EQ(entry.max_ulp, 0.0) << row.id << ": " << entry.operation << " loop " << entry.loop << ", " << entry.max_index;
+    }
+  }
+}
+
+// One element of one observed row, moved by little: far below anything that a whole run shows.
+TEST(Operations, OneElementBeyondItsBoundIsFound) {
+  struct Move {
+    std::string_view tap;
+    const char* operation;
+    float factor;
+    bool found;
+  };
+  for (const Move& move : {Move{"linear.o_proj", "linear", 1.05f, true}, Move{"rope.k", "rope", 1.008f, true}, Move{"residual_add.mlp", "residual_add", 1.008f, true},
+                           Move{"rms_norm.norm", "rms_norm", 1.008f, true}, Move{"swiglu", "swiglu", 1.008f, true}, Move{"attention.output", "attention_dense", 1.05f, true},
+                           Move{"sparse_decode.mass", "reference_statistics", 1.01f, true}, Move{"linear.o_proj", "linear", 1.0f, false}}) {
+    CandidateSweep sweep({"serial/t0s1q0/several"});
+    test::StandIn candidate(sweep.checkpoint);
+    candidate.alter_row = [&](const TapPoint& point, std::vector<float>& row) {
+      if (point.operation != move.tap || point.loop != 2 || point.layer > 0 || point.request != 0) return;
+      const auto largest = std::max_element(row.begin(), row.end(), [](float a, float b) { return std::abs(a) < std::abs(b); });
+      *largest *= move.factor;
+    };
+    const CaseResult row = sweep.run(candidate).front();
+    const std::string detail = detail_of(row, kOperationsCheck);
+    EXPECT_EQ(status_of(row, kOperationsCheck), move.found ? "failed" : "passed") << move.tap << ": " << detail;
+    if (!move.found) continue;
+    const bool named = std::any_of(row.tolerance.begin(), row.tolerance.end(), [&](const ToleranceRow& entry) {
+      return entry.level == "operation" && entry.operation == move.operation && entry.loop == 2 && entry.verdict == "failed";
+    });
+    EXPECT_TRUE(named) << move.tap << ": " << detail;
+  }
+}
+
+TEST(Operations, SampleCoversPromptActiveAndDecodeRows) {
+  CandidateSweep sweep({"serial/t1s1q0/several"});
+  const Case& value = sweep.request.cases.front().value;
+  const ObservedRun run = run_observed(*sweep.reference, value, sweep.request.traces[1], sweep.checkpoint, Profile::declared, nullptr);
+  const auto sample = sampled_positions(run.record, sweep.checkpoint.config);
+  ASSERT_EQ(sample.size(), 2u);
+  for (std::size_t i = 0; i < sample.size(); ++i) {
+    const RequestRecord& request = run.record.requests[i];
+    const auto executed = executed_loops(request);
+    EXPECT_TRUE(std::any_of(sample[i].begin(), sample[i].end(), [&](int p) { return p < request.prompt_length && executed[3][static_cast<std::size_t>(p)] != 0; }));
+    EXPECT_TRUE(std::any_of(sample[i].begin(), sample[i].end(), [&](int p) { return p < request.prompt_length && executed[3][static_cast<std::size_t>(p)] == 0; }));
+    EXPECT_EQ(sample[i].back(), request.prompt_length + request.fed - 1);
+  }
+}
+
 Trace free_trace() {
   TraceRequest free = test::request(0, 40, 0);
   free.max_new_tokens = 30;
@@ -316,6 +374,37 @@ TEST(Distances, OneOutlierAmongManyIsSeenAndNamed) {
   EXPECT_FALSE(verdict.passed);
   EXPECT_NEAR(verdict.worst_ratio, 0.05 / 0.045, 1e-9);
   EXPECT_NE(verdict.text().find("maximum 0.05 of 1000 values, limit 0.045"), std::string::npos) << verdict.text();
+}
+
+TEST(Distances, KlIsJudgedWhereMoreThanOneRowDecides) {
+  const std::vector<double> noise(41, 1e-5);
+  const Yardstick yardstick{{pool("kl", noise)}, {}};
+  std::vector<PooledDistance> candidate{pool("kl", noise)};
+  candidate.front().ascending.back() = 1e-3;
+  EXPECT_TRUE(judge_distances(candidate, yardstick).front().passed) << "the maximum, and what the 99th percentile is of so few";
+  for (std::size_t i = 36; i < 41; ++i) candidate.front().ascending[i] = 1e-3;
+  EXPECT_FALSE(judge_distances(candidate, yardstick).front().passed) << "the 90th percentile";
+  candidate.front().metric = "logits";
+  candidate.front().ascending = noise;
+  candidate.front().ascending.back() = 1e-3;
+  EXPECT_FALSE(judge_distances(candidate, {{pool("logits", noise)}, {}}).front().passed) << "the maximum of other metrics is";
+}
+
+TEST(Distances, LogitsOfAnotherLoopAreNoDistance) {
+  RunRecord expected;
+  expected.requests.resize(1);
+  RequestRecord& request = expected.requests[0];
+  request.prompt_length = 1, request.fed = 2;
+  request.tokens = {0, 1};
+  request.exit_depths = {4, 4};
+  request.logits = Tensor<float>({3, 2}, 1.0f);
+  RunRecord actual = expected;
+  actual.requests[0].exit_depths = {4, 2};
+  actual.requests[0].logits.row(2)[0] = 9.0f;
+  for (const PooledDistance& distance : pooled_distances(expected, actual)) {
+    if (distance.metric != "logits") continue;
+    EXPECT_EQ(distance.ascending, (std::vector<double>{0.0, 0.0}));
+  }
 }
 
 TEST(Distances, TeacherForcedRunsAreJudgedByLogitsFromAHundredRowsOn) {

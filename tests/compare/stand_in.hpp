@@ -103,6 +103,7 @@ class StandIn : public Executor {
 
   Fault fault = Fault::none;
   std::function<void(RunRecord&)> alter;  // of records with all groups
+  std::function<void(const TapPoint&, std::vector<float>&)> alter_row;  // of observed rows
 
  private:
   // Puts the channels of observed rows back into the original order.
@@ -119,6 +120,7 @@ class StandIn : public Executor {
         if (is({"linear.gate_proj", "linear.up_proj", "swiglu"})) order = &owner_.model_.intermediate.at(static_cast<std::size_t>(point.layer));
       }
       for (std::size_t i = 0; order != nullptr && i < row.size(); ++i) row[(*order)[i]] = values[i];
+      if (owner_.alter_row) owner_.alter_row(point, row);
       owner_.tap_->record(point, row);
     }
 
