@@ -265,7 +265,6 @@ void explain_flips(Decisions& decisions, const FlipLimits& limits) {
   // In causal order: causes are explained before what they act on. Key and argmax flips are many and act on no flip of their own kind, so
   // the first explained one of a request stands for all later ones.
   std::vector<const Flip*> causes;
-  std::optional<std::pair<int, const Flip*>> first_key;
   for (Flip& flip : decisions.flips) {
     const bool unknown = std::isnan(flip.margin) || std::isnan(flip.difference);  // a value exists in one run only
     const bool ranked = unknown || flip.margin <= flip.difference + flip.slack;
