@@ -54,8 +54,9 @@ void judge_percentiles(DistanceVerdict& verdict, const PooledDistance& candidate
     verdict.candidate[i] = candidate.percentile(q);
     verdict.reordered[i] = at(reordered);
     verdict.exact[i] = at(exact);
-    verdict.limit[i] = spec::is_judged(values, q, quadratic) ? spec::distance_limit(values, q, verdict.reordered[i], verdict.exact[i], quadratic)
-                                                             : std::numeric_limits<double>::infinity();
+    verdict.limit[i] = spec::is_judged(values, q, quadratic)
+                           ? spec::distance_limit(values, q, verdict.reordered[i], verdict.exact[i], quadratic)
+                           : std::numeric_limits<double>::infinity();
   }
 }
 

@@ -181,11 +181,11 @@ void judge_operations(const OperationReference& reference, const OperationTap& t
   std::string text = std::to_string(elements) + " elements of " + std::to_string(all.size()) + " operations and loops";
   if (failed > 0) text += ", " + std::to_string(failed) + " beyond their tolerance";
   text += failed > 0 ? ", farthest: " : ", nearest to its tolerance: ";
-  text += worst->operation + (worst->loop > 0 ? " loop " + std::to_string(worst->loop) : "") + ", error / bound " + number(worst->largest_ratio) + ", share " +
-          number(worst->largest_share);
+  text += worst->operation + (worst->loop > 0 ? " loop " + std::to_string(worst->loop) : "") + ", error / bound " +
+          number(worst->largest_ratio) + ", share " + number(worst->largest_share);
   if (worst->element >= 0) {
-    text += ", at " + worst->tap + " " + worst->where.text() + " element " + std::to_string(worst->element) + ": " + number(worst->actual) + ", expected " +
-            number(worst->expected);
+    text += ", at " + worst->tap + " " + worst->where.text() + " element " + std::to_string(worst->element) + ": " + number(worst->actual) +
+            ", expected " + number(worst->expected);
   }
   row.checks.push_back(check(kOperationsCheck, failed == 0, text));
 }
@@ -246,8 +246,8 @@ void judge_free(const RunRecord& own, const Trace& trace, const ConformanceBasel
 
 }  // namespace
 
-void judge_conformance(Executor& candidate, const Checkpoint& checkpoint, const OperationReference& operations, const Case& value, const Trace& trace,
-                       const RunRecord& own, const ConformanceBaseline& base, CaseResult& row) {
+void judge_conformance(Executor& candidate, const Checkpoint& checkpoint, const OperationReference& operations, const Case& value,
+                       const Trace& trace, const RunRecord& own, const ConformanceBaseline& base, CaseResult& row) {
   const EffectiveConfig config = EffectiveConfig::resolve(value.config, checkpoint.config);
   const bool forced_by_trace = all_forced(trace);
 
@@ -262,7 +262,8 @@ void judge_conformance(Executor& candidate, const Checkpoint& checkpoint, const 
   }
   judge_operations(operations, tap, observed.record, base.forced, config, row);
   if (has_decisions(config)) {
-    judge_decision_forced(run_observed(candidate, value, base.forced, checkpoint, Profile::declared, &base.reference.record), base, checkpoint.config, row);
+    judge_decision_forced(run_observed(candidate, value, base.forced, checkpoint, Profile::declared, &base.reference.record), base,
+                          checkpoint.config, row);
   } else {
     judge_decision_forced(observed, base, checkpoint.config, row);
   }

@@ -62,26 +62,34 @@ class Errors {
   void compare(std::string_view operation, std::string_view output, std::string_view tap, int loop, const DistancePlace& place,
                std::span<const float> expected, std::span<const float> actual, const Bounds& bounds = {}) {
     const spec::OpSpec* op = spec::find_op(operation);
-    const auto* spec = op == nullptr ? nullptr : std::find_if(op->outputs.begin(), op->outputs.end(), [&](const auto& o) { return o.name == output; });
-    if (spec == nullptr || spec == op->outputs.end()) throw InternalError("the registry has no " + std::string(operation) + "." + std::string(output));
+    const auto* spec =
+        op == nullptr ? nullptr : std::find_if(op->outputs.begin(), op->outputs.end(), [&](const auto& o) { return o.name == output; });
+    if (spec == nullptr || spec == op->outputs.end())
+      throw InternalError("the registry has no " + std::string(operation) + "." + std::string(output));
     const bool exact = spec->tolerance.kind == spec::ToleranceKind::bit_exact;
     const spec::Tolerance& tolerance = exact && !declared_order_ ? spec->relaxed : spec->tolerance;
     OperationErrors& errors = errors_[{op, loop}];
     errors.operation = op->name;
     errors.loop = loop;
-    if (expected.size() != actual.size()) throw InternalError(std::string(tap) + ": " + std::to_string(actual.size()) + " values, expected " + std::to_string(expected.size()));
+    if (expected.size() != actual.size())
+      throw InternalError(std::string(tap) + ": " + std::to_string(actual.size()) + " values, expected " + std::to_string(expected.size()));
     std::int64_t different = 0;
     for (std::size_t i = 0; i < expected.size(); ++i) {
       const float e = expected[i], a = actual[i];
       if (std::bit_cast<std::uint32_t>(e) == std::bit_cast<std::uint32_t>(a)) continue;
       ++different;
-      spec::Element element{.expected = e, .magnitude = bounds.magnitude.empty() ? 0.0 : bounds.magnitude[i], .terms = bounds.terms,
-                            .input_error = bounds.input_error, .declared_relative = bounds.declared_relative};
+      spec::Element element{.expected = e,
+                            .magnitude = bounds.magnitude.empty() ? 0.0 : bounds.magnitude[i],
+                            .terms = bounds.terms,
+                            .input_error = bounds.input_error,
+                            .declared_relative = bounds.declared_relative};
       double ratio = spec::error_ratio(tolerance, element, a);
       // Signed zeros and payloads are bits too.
-      if (ratio == 0.0 && tolerance.kind == spec::ToleranceKind::bit_exact && !std::isnan(e)) ratio = std::numeric_limits<double>::infinity();
+      if (ratio == 0.0 && tolerance.kind == spec::ToleranceKind::bit_exact && !std::isnan(e))
+        ratio = std::numeric_limits<double>::infinity();
       const double absolute = std::fabs(double{a} - double{e});
-      if (!std::isfinite(e) || !std::isfinite(a)) ++errors.non_finite;
+      if (!std::isfinite(e) || !std::isfinite(a))
+        ++errors.non_finite;
       else {
         errors.max_absolute = std::fmax(errors.max_absolute, absolute);
         errors.square_sum += absolute * absolute;
@@ -109,7 +117,8 @@ class Errors {
     for (const auto& [key, share] : shares_) {
       // One element is granted, so that a single one of a few does not decide.
       double& largest = errors_.at({std::get<0>(key), std::get<1>(key)}).largest_share;
-      largest = std::fmax(largest, static_cast<double>(std::max<std::int64_t>(0, share.different - 1)) / (share.allowed * static_cast<double>(share.elements)));
+      largest = std::fmax(largest, static_cast<double>(std::max<std::int64_t>(0, share.different - 1)) /
+                                       (share.allowed * static_cast<double>(share.elements)));
     }
     for (const spec::OpSpec* op : spec::op_list()) {
       for (auto& [key, errors] : errors_) {
@@ -133,10 +142,11 @@ class Errors {
 // sum over i of |x[i]| |weight[o, i]|.
 std::vector<double> linear_magnitude(const Row& x, const reference::Matrix<std::uint16_t>& weight) {
   std::vector<double> magnitude(static_cast<std::size_t>(weight.rows()));
-#pragma omp parallel for schedule(static) if (static_cast<double>(weight.size()) > reference::kMinParallelWork)
+#pragma omp parallel for schedule(static) if (static_cast <double>(weight.size()) > reference::kMinParallelWork)
   for (std::ptrdiff_t o = 0; o < weight.rows(); ++o) {
     float sum = 0.0f;
-    for (std::ptrdiff_t i = 0; i < weight.cols(); ++i) sum += std::fabs(x[static_cast<std::size_t>(i)] * reference::bfloat16_to_float(weight(o, i)));
+    for (std::ptrdiff_t i = 0; i < weight.cols(); ++i)
+      sum += std::fabs(x[static_cast<std::size_t>(i)] * reference::bfloat16_to_float(weight(o, i)));
     magnitude[static_cast<std::size_t>(o)] = double{sum};
   }
   return magnitude;
@@ -154,10 +164,20 @@ namespace {
 // The operations of one row, in order.
 class RowCheck {
  public:
-  RowCheck(const ModelConfig& model, const reference::Weights<float>& weights, const reference::RopeTable<Declared>& rope, const OperationTap& tap,
-           const RunRecord& record, const TraceRequest& request, const EffectiveConfig& config, int index, int position, Errors& errors)
-      : model_(model), weights_(weights), rope_(rope), tap_(tap), record_(record.requests.at(static_cast<std::size_t>(index))), request_(request),
-        config_(config), request_index_(index), position_(position), errors_(errors), scale_(reference::attention_scale<Declared>(model.head_dim)) {}
+  RowCheck(const ModelConfig& model, const reference::Weights<float>& weights, const reference::RopeTable<Declared>& rope,
+           const OperationTap& tap, const RunRecord& record, const TraceRequest& request, const EffectiveConfig& config, int index,
+           int position, Errors& errors)
+      : model_(model),
+        weights_(weights),
+        rope_(rope),
+        tap_(tap),
+        record_(record.requests.at(static_cast<std::size_t>(index))),
+        request_(request),
+        config_(config),
+        request_index_(index),
+        position_(position),
+        errors_(errors),
+        scale_(reference::attention_scale<Declared>(model.head_dim)) {}
 
   void run() {
     check_embedding();
@@ -172,7 +192,9 @@ class RowCheck {
   }
 
  private:
-  const Row* seen(int loop, int layer, std::string_view operation) const { return tap_.find(request_index_, position_, loop, layer, operation); }
+  const Row* seen(int loop, int layer, std::string_view operation) const {
+    return tap_.find(request_index_, position_, loop, layer, operation);
+  }
   DistancePlace place(int layer = -1, int head = -1) const { return {request_index_, position_, layer, head}; }
   bool decode() const { return position_ >= record_.prompt_length; }
 
@@ -237,7 +259,8 @@ class RowCheck {
     check_attention(loop, layer);
     const Row* projected = check_linear(loop, layer, "linear.o_proj", seen(loop, layer, "attention.output"), w.o_proj);
     if (projected == nullptr) return nullptr;
-    const Row* added = check_residual(loop, layer, "residual_add.attention", &x, check_norm(loop, layer, "rms_norm.input_layernorm_2", *projected, w.input_layernorm_2));
+    const Row* added = check_residual(loop, layer, "residual_add.attention", &x,
+                                      check_norm(loop, layer, "rms_norm.input_layernorm_2", *projected, w.input_layernorm_2));
     if (added == nullptr) return nullptr;
     const Row* mlp = check_norm(loop, layer, "rms_norm.post_attention_layernorm", *added, w.post_attention_layernorm);
     const Row* gate = check_linear(loop, layer, "linear.gate_proj", mlp, w.gate_proj);
@@ -250,7 +273,8 @@ class RowCheck {
     }
     const Row* down = check_linear(loop, layer, "linear.down_proj", activated, w.down_proj);
     if (down == nullptr) return nullptr;
-    return check_residual(loop, layer, "residual_add.mlp", added, check_norm(loop, layer, "rms_norm.post_attention_layernorm_2", *down, w.post_attention_layernorm_2));
+    return check_residual(loop, layer, "residual_add.mlp", added,
+                          check_norm(loop, layer, "rms_norm.post_attention_layernorm_2", *down, w.post_attention_layernorm_2));
   }
 
   // The record holds K/V as this row read it: what is encoded at the end is what the row saw encoded.
@@ -259,8 +283,10 @@ class RowCheck {
     if (!config_.q().enabled) return true;
     const int final_frontier = record_.encoded_frontier.empty() ? 0 : record_.encoded_frontier.back();
     int visible = 0;
-    if (decode()) visible = record_.encoded_frontier.at(static_cast<std::size_t>(position_ - record_.prompt_length));
-    else if (config_.q().policy == EncodingPolicy::streaming) visible = position_ / config_.window() * config_.window();
+    if (decode())
+      visible = record_.encoded_frontier.at(static_cast<std::size_t>(position_ - record_.prompt_length));
+    else if (config_.q().policy == EncodingPolicy::streaming)
+      visible = position_ / config_.window() * config_.window();
     // Causal: what lies beyond the row does not matter.
     return std::min(visible, position_ + 1) == std::min(final_frontier, position_ + 1);
   }
@@ -268,7 +294,7 @@ class RowCheck {
   struct HeadAttention {
     std::vector<float> logits, probabilities, output;  // output not rounded
     double score_error = 0.0;
-    std::vector<double> magnitude;                      // sum of p |V|
+    std::vector<double> magnitude;  // sum of p |V|
   };
 
   reference::PlaneView<float> view(int loop, int layer, int head, bool key) const {
@@ -299,13 +325,15 @@ class RowCheck {
     result.output.resize(dim);
     const auto keys = view(loop, layer, head, true), values = view(loop, layer, head, false);
     const float* query = q.data() + static_cast<std::size_t>(head) * dim;
-    reference::attention_dense<Declared>(query, keys, values, n, scale_, result.logits.data(), result.probabilities.data(), result.output.data());
+    reference::attention_dense<Declared>(query, keys, values, n, scale_, result.logits.data(), result.probabilities.data(),
+                                         result.output.data());
     std::vector<int> positions(static_cast<std::size_t>(n));
     for (int j = 0; j < n; ++j) positions[static_cast<std::size_t>(j)] = j;
     result.score_error = score_error(query, keys, positions);
     result.magnitude.assign(dim, 0.0);
     for (int j = 0; j < n; ++j) {
-      for (std::size_t d = 0; d < dim; ++d) result.magnitude[d] += result.probabilities[static_cast<std::size_t>(j)] * std::fabs(double{values.row(j)[d]});
+      for (std::size_t d = 0; d < dim; ++d)
+        result.magnitude[d] += result.probabilities[static_cast<std::size_t>(j)] * std::fabs(double{values.row(j)[d]});
     }
     return result;
   }
@@ -347,18 +375,22 @@ class RowCheck {
     const auto dim = static_cast<std::size_t>(model_.head_dim);
     std::vector<double> magnitude(dim, 0.0);
     for (const int j : expected.keys) {
-      for (std::size_t d = 0; d < dim; ++d) magnitude[d] += attention.probabilities[static_cast<std::size_t>(j)] * std::fabs(double{values.row(j)[d]});
+      for (std::size_t d = 0; d < dim; ++d)
+        magnitude[d] += attention.probabilities[static_cast<std::size_t>(j)] * std::fabs(double{values.row(j)[d]});
     }
     const auto terms = static_cast<double>(position_ + 1);
     errors_.compare("reference_statistics", "m", "sparse_decode.mass", 2, place(layer, head), std::span(&expected.mass, 1),
-                    std::span(*mass).subspan(static_cast<std::size_t>(head), 1), {{expected.mass}, terms, attention.score_error, spec::kTwoBf16Parts});
+                    std::span(*mass).subspan(static_cast<std::size_t>(head), 1),
+                    {{expected.mass}, terms, attention.score_error, spec::kTwoBf16Parts});
     errors_.compare("reference_statistics", "C_ref", "sparse_decode.c_ref", 2, place(layer, head), expected.partial,
-                    std::span(*partial).subspan(static_cast<std::size_t>(head) * dim, dim), {magnitude, terms, attention.score_error, spec::kTwoBf16Parts});
+                    std::span(*partial).subspan(static_cast<std::size_t>(head) * dim, dim),
+                    {magnitude, terms, attention.score_error, spec::kTwoBf16Parts});
   }
 
   // m and C_ref are the candidate's; O_ref is not observed and recomputed from loop 2's query, with the bound of its own error.
   void check_correction(int loop, int layer, int head, const Row& q, std::span<const float> actual) {
-    const Row *mass = seen(2, layer, "sparse_decode.mass"), *partial = seen(2, layer, "sparse_decode.c_ref"), *source_q = seen(2, layer, "rope.q");
+    const Row *mass = seen(2, layer, "sparse_decode.mass"), *partial = seen(2, layer, "sparse_decode.c_ref"),
+              *source_q = seen(2, layer, "rope.q");
     reference::HeadReference<float> source;
     source.keys = keys_of(layer, head);
     if (mass == nullptr || partial == nullptr || source_q == nullptr || source.keys.empty()) return;
@@ -366,7 +398,8 @@ class RowCheck {
     const HeadAttention at_source = dense(2, layer, head, *source_q);
     source.mass = (*mass)[static_cast<std::size_t>(head)];
     source.output = at_source.output;
-    source.partial.assign(partial->begin() + static_cast<std::ptrdiff_t>(first), partial->begin() + static_cast<std::ptrdiff_t>(first + dim));
+    source.partial.assign(partial->begin() + static_cast<std::ptrdiff_t>(first),
+                          partial->begin() + static_cast<std::ptrdiff_t>(first + dim));
     const auto keys = view(loop, layer, head, true), values = view(loop, layer, head, false);
     Row expected(dim), probabilities(source.keys.size()), local(dim);
     reference::sparse_correction<Declared>(q.data() + first, keys, values, source, scale_, expected.data());
@@ -375,7 +408,8 @@ class RowCheck {
     std::vector<double> magnitude(dim);
     for (std::size_t d = 0; d < dim; ++d) {
       magnitude[d] = at_source.magnitude[d] + std::fabs(double{source.partial[d]});
-      for (std::size_t i = 0; i < source.keys.size(); ++i) magnitude[d] += double{source.mass} * probabilities[i] * std::fabs(double{values.row(source.keys[i])[d]});
+      for (std::size_t i = 0; i < source.keys.size(); ++i)
+        magnitude[d] += double{source.mass} * probabilities[i] * std::fabs(double{values.row(source.keys[i])[d]});
     }
     const double error = std::fmax(at_source.score_error, score_error(q.data() + first, keys, source.keys));
     errors_.compare("sparse_correction", "o", "attention.output", loop, place(layer, head), expected, actual,
@@ -393,16 +427,20 @@ class RowCheck {
     const auto& scores = record_.scores[static_cast<std::size_t>(loop - 3)];
     if (scores.empty() || std::isnan(scores[static_cast<std::size_t>(position_)]) || hidden(loop - 1).empty()) return;
     const float expected = reference::update_score<Declared>(hidden(loop - 1).data(), hidden(loop - 2).data(), model_.hidden);
-    errors_.compare("update_score", "score", "update_score", loop, place(), std::span(&expected, 1), std::span(scores).subspan(static_cast<std::size_t>(position_), 1),
+    errors_.compare("update_score", "score", "update_score", loop, place(), std::span(&expected, 1),
+                    std::span(scores).subspan(static_cast<std::size_t>(position_), 1),
                     {{double{expected}}, static_cast<double>(model_.hidden), 0.0, 0.0});
   }
 
   void check_gate(int loop) {
     if (record_.gate.empty() || hidden(loop).empty()) return;
-    const float expected = reference::exit_gate<Declared>(hidden(loop).data(), weights_.early_exit_gate.data(), weights_.early_exit_bias, model_.hidden);
+    const float expected =
+        reference::exit_gate<Declared>(hidden(loop).data(), weights_.early_exit_gate.data(), weights_.early_exit_bias, model_.hidden);
     double magnitude = std::fabs(double{weights_.early_exit_bias});
-    for (int i = 0; i < model_.hidden; ++i) magnitude += std::fabs(double{hidden(loop)[static_cast<std::size_t>(i)]} * weights_.early_exit_gate[i]);
-    errors_.compare("exit_gate", "g", "exit_gate", loop, place(), std::span(&expected, 1), record_.gate.row(position_).subspan(static_cast<std::size_t>(loop - 1), 1),
+    for (int i = 0; i < model_.hidden; ++i)
+      magnitude += std::fabs(double{hidden(loop)[static_cast<std::size_t>(i)]} * weights_.early_exit_gate[i]);
+    errors_.compare("exit_gate", "g", "exit_gate", loop, place(), std::span(&expected, 1),
+                    record_.gate.row(position_).subspan(static_cast<std::size_t>(loop - 1), 1),
                     {{magnitude}, static_cast<double>(model_.hidden), 0.0, 0.0});
   }
 
@@ -433,7 +471,8 @@ class RowCheck {
 }  // namespace
 
 std::vector<std::vector<int>> sampled_positions(const RunRecord& record, const ModelConfig& model) {
-  const double row_bytes = 4.0 * model.loops * model.layers * (7.0 * model.hidden + 7.0 * model.projection_width() + 3.0 * model.intermediate);
+  const double row_bytes =
+      4.0 * model.loops * model.layers * (7.0 * model.hidden + 7.0 * model.projection_width() + 3.0 * model.intermediate);
   const auto total = static_cast<std::size_t>(std::clamp(kSampledBytes / row_bytes, 4.0, static_cast<double>(kSampledRows)));
   const std::size_t share = std::max<std::size_t>(1, total / std::max<std::size_t>(1, record.requests.size()));
   std::vector<std::vector<int>> sample(record.requests.size());
@@ -466,18 +505,20 @@ const std::vector<float>* OperationTap::find(int request, int position, int loop
   return found == rows_.end() ? nullptr : &found->second;
 }
 
-OperationReference::OperationReference(const Checkpoint& checkpoint) : parts_(new Parts{checkpoint.config, reference::Weights<float>(checkpoint)}) {}
+OperationReference::OperationReference(const Checkpoint& checkpoint)
+    : parts_(new Parts{checkpoint.config, reference::Weights<float>(checkpoint)}) {}
 OperationReference::~OperationReference() = default;
 
-std::vector<OperationErrors> OperationReference::check(const OperationTap& tap, const RunRecord& record, const Trace& trace, const EffectiveConfig& config,
-                                                       bool declared_order) const {
+std::vector<OperationErrors> OperationReference::check(const OperationTap& tap, const RunRecord& record, const Trace& trace,
+                                                       const EffectiveConfig& config, bool declared_order) const {
   int longest = 1;
   for (const RequestRecord& request : record.requests) longest = std::max(longest, request.prompt_length + request.fed);
   const reference::RopeTable<Declared> rope(longest, parts_->model.head_dim, parts_->model.rope_theta);
   Errors errors(declared_order);
   for (std::size_t i = 0; i < tap.positions().size(); ++i) {
     for (const int position : tap.positions()[i]) {
-      RowCheck(parts_->model, parts_->weights, rope, tap, record, trace.requests.at(i), config, static_cast<int>(i), position, errors).run();
+      RowCheck(parts_->model, parts_->weights, rope, tap, record, trace.requests.at(i), config, static_cast<int>(i), position, errors)
+          .run();
     }
   }
   return errors.take();

@@ -4,8 +4,8 @@
 // an earlier operation enters, so a fault shows where it is, however small its effect on the result.
 //
 // Inputs come from the observed rows and from the record (K/V planes, hidden rows). Attention is checked where the record holds K/V as the
-// row read it: always with Q off, and with Q on for rows that saw the frontier of the end of the run. Encoding and its inverse are bit-exact
-// and checked on whole records by the audit.
+// row read it: always with Q off, and with Q on for rows that saw the frontier of the end of the run. Encoding and its inverse are
+// bit-exact and checked on whole records by the audit.
 #pragma once
 
 #include <cstdint>
@@ -42,15 +42,15 @@ class OperationTap : public Tap {
 
 // Errors of one operation at one loop.
 struct OperationErrors {
-  std::string operation;          // of the registry
+  std::string operation;  // of the registry
   int loop = -1;
   std::int64_t elements = 0, different = 0, non_finite = 0;
-  double largest_ratio = 0.0;     // error / bound; infinite for a difference where bits are promised
-  double largest_share = 0.0;     // share of differing elements / the share allowed, of one output
+  double largest_ratio = 0.0;  // error / bound; infinite for a difference where bits are promised
+  double largest_share = 0.0;  // share of differing elements / the share allowed, of one output
   double max_absolute = 0.0, square_sum = 0.0;
-  std::vector<double> ulps;       // of differing elements, in the output's format
-  DistancePlace where;            // of the largest ratio
-  std::string tap;                // the output it belongs to
+  std::vector<double> ulps;  // of differing elements, in the output's format
+  DistancePlace where;       // of the largest ratio
+  std::string tap;           // the output it belongs to
   std::int64_t element = -1;
   double expected = 0.0, actual = 0.0;
   bool passed() const { return largest_ratio <= 1.0 && largest_share <= 1.0 && non_finite == 0; }
@@ -62,8 +62,8 @@ class OperationReference {
   explicit OperationReference(const Checkpoint& checkpoint);
   ~OperationReference();
 
-  // By operation in the registry's order, then loop. `record` is of the run that `tap` observed. `declared_order`: the candidate promises the
-  // bits of outputs that the registry declares bit_exact; else their relaxed tolerance holds.
+  // By operation in the registry's order, then loop. `record` is of the run that `tap` observed. `declared_order`: the candidate promises
+  // the bits of outputs that the registry declares bit_exact; else their relaxed tolerance holds.
   std::vector<OperationErrors> check(const OperationTap& tap, const RunRecord& record, const Trace& trace, const EffectiveConfig& config,
                                      bool declared_order) const;
 

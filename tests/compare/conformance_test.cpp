@@ -183,8 +183,9 @@ TEST(Operations, OneElementBeyondItsBoundIsFound) {
     float factor;
     bool found;
   };
-  for (const Move& move : {Move{"linear.o_proj", "linear", 1.05f, true}, Move{"rope.k", "rope", 1.008f, true}, Move{"residual_add.mlp", "residual_add", 1.008f, true},
-                           Move{"rms_norm.norm", "rms_norm", 1.008f, true}, Move{"swiglu", "swiglu", 1.008f, true}, Move{"attention.output", "attention_dense", 1.05f, true},
+  for (const Move& move : {Move{"linear.o_proj", "linear", 1.05f, true}, Move{"rope.k", "rope", 1.008f, true},
+                           Move{"residual_add.mlp", "residual_add", 1.008f, true}, Move{"rms_norm.norm", "rms_norm", 1.008f, true},
+                           Move{"swiglu", "swiglu", 1.008f, true}, Move{"attention.output", "attention_dense", 1.05f, true},
                            Move{"sparse_decode.mass", "reference_statistics", 1.01f, true}, Move{"linear.o_proj", "linear", 1.0f, false}}) {
     CandidateSweep sweep({"serial/t0s1q0/several"});
     test::StandIn candidate(sweep.checkpoint);
@@ -213,8 +214,10 @@ TEST(Operations, SampleCoversPromptActiveAndDecodeRows) {
   for (std::size_t i = 0; i < sample.size(); ++i) {
     const RequestRecord& request = run.record.requests[i];
     const auto executed = executed_loops(request);
-    EXPECT_TRUE(std::any_of(sample[i].begin(), sample[i].end(), [&](int p) { return p < request.prompt_length && executed[3][static_cast<std::size_t>(p)] != 0; }));
-    EXPECT_TRUE(std::any_of(sample[i].begin(), sample[i].end(), [&](int p) { return p < request.prompt_length && executed[3][static_cast<std::size_t>(p)] == 0; }));
+    EXPECT_TRUE(std::any_of(sample[i].begin(), sample[i].end(),
+                            [&](int p) { return p < request.prompt_length && executed[3][static_cast<std::size_t>(p)] != 0; }));
+    EXPECT_TRUE(std::any_of(sample[i].begin(), sample[i].end(),
+                            [&](int p) { return p < request.prompt_length && executed[3][static_cast<std::size_t>(p)] == 0; }));
     EXPECT_EQ(sample[i].back(), request.prompt_length + request.fed - 1);
   }
 }
@@ -279,8 +282,8 @@ TEST(Conformance, ExitsAreForcedAndExplained) {
       if (deep != exits.end()) *deep = 1;
     };
     CaseResult wrong;
-    judge_conformance(hasty, checkpoint, OperationReference(checkpoint), value, trace, run_observed(hasty, value, trace, checkpoint, Profile::declared, nullptr).record,
-                      base, wrong);
+    judge_conformance(hasty, checkpoint, OperationReference(checkpoint), value, trace,
+                      run_observed(hasty, value, trace, checkpoint, Profile::declared, nullptr).record, base, wrong);
     EXPECT_EQ(status_of(wrong, kDecisionForcedCheck), "failed");
     EXPECT_EQ(status_of(wrong, kTeacherForcedCheck), "failed") << detail_of(wrong, kTeacherForcedCheck);
     const Decisions none = find_flips(base.reference.record, base.reference.record, config, checkpoint.config,

@@ -102,7 +102,7 @@ class StandIn : public Executor {
   }
 
   Fault fault = Fault::none;
-  std::function<void(RunRecord&)> alter;  // of records with all groups
+  std::function<void(RunRecord&)> alter;                                // of records with all groups
   std::function<void(const TapPoint&, std::vector<float>&)> alter_row;  // of observed rows
 
  private:
@@ -113,11 +113,15 @@ class StandIn : public Executor {
     void record(const TapPoint& point, std::span<const float> values) override {
       std::vector<float> row(values.begin(), values.end());
       const std::string_view name = point.operation;
-      const auto is = [&](std::initializer_list<std::string_view> names) { return std::find(names.begin(), names.end(), name) != names.end(); };
+      const auto is = [&](std::initializer_list<std::string_view> names) {
+        return std::find(names.begin(), names.end(), name) != names.end();
+      };
       const std::vector<std::size_t>* order = nullptr;
       if (!owner_.model_.hidden.empty()) {
-        if (name.starts_with("rms_norm.") || name.starts_with("residual_add.") || is({"embedding", "linear.o_proj", "linear.down_proj"})) order = &owner_.model_.hidden;
-        if (is({"linear.gate_proj", "linear.up_proj", "swiglu"})) order = &owner_.model_.intermediate.at(static_cast<std::size_t>(point.layer));
+        if (name.starts_with("rms_norm.") || name.starts_with("residual_add.") || is({"embedding", "linear.o_proj", "linear.down_proj"}))
+          order = &owner_.model_.hidden;
+        if (is({"linear.gate_proj", "linear.up_proj", "swiglu"}))
+          order = &owner_.model_.intermediate.at(static_cast<std::size_t>(point.layer));
       }
       for (std::size_t i = 0; order != nullptr && i < row.size(); ++i) row[(*order)[i]] = values[i];
       if (owner_.alter_row) owner_.alter_row(point, row);
