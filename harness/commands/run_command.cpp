@@ -126,9 +126,6 @@ Outcome replay_request(const RunCommandOptions& options, const Request& request)
                      (faults.size() > 1 ? " (and " + std::to_string(faults.size() - 1) + " more)" : ""));
   }
   const Plan plan = make_plan(request.value.mode, request.trace, config);
-  if (const std::string fault = plan_fault(plan, request.trace, config); !fault.empty()) {
-    throw InternalError("the planner made an illegal plan: " + fault);
-  }
   const std::unique_ptr<Executor> executor = make_executor(request.settings.executor, checkpoint);
 
   RunOptions run_options;
