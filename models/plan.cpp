@@ -30,7 +30,7 @@ class Checker {
     for (const TraceRequest& request : trace.requests) {
       Progress progress;
       progress.prompt_length = request.prompt_length();
-      progress.decode_rows = request.teacher_forced() ? static_cast<int>(request.forced.size()) : std::max(0, request.max_new_tokens - 1);
+      progress.decode_rows = fed_tokens(request);
       progress.prompt_loops.assign(static_cast<std::size_t>(progress.prompt_length), 0);
       progress.decode_loops.assign(static_cast<std::size_t>(progress.decode_rows), 0);
       requests_.push_back(std::move(progress));

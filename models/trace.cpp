@@ -152,6 +152,10 @@ void check_events(Faults& faults, const Trace& trace) {
 
 }  // namespace
 
+int fed_tokens(const TraceRequest& request) {
+  return request.teacher_forced() ? static_cast<int>(request.forced.size()) : std::max(0, request.max_new_tokens - 1);
+}
+
 std::vector<std::string> trace_faults(const Trace& trace) {
   Faults faults;
   check_name(faults, trace.name);
@@ -181,8 +185,7 @@ std::vector<std::string> trace_faults(const Trace& trace, const ModelConfig& mod
     }
     check_values(faults, path + "/exit_depths", request.exit_depths, "is above the model's " + std::to_string(model.loops) + " loops",
                  [&model](std::uint8_t depth) { return depth > model.loops; });
-    // Forced tokens are all forwarded; of emitted ones the last is not.
-    const std::int64_t fed = request.teacher_forced() ? request.max_new_tokens : std::max(0, request.max_new_tokens - 1);
+    const int fed = fed_tokens(request);
     const std::int64_t positions = static_cast<std::int64_t>(request.prompt.size()) + fed;
     if (positions > model.max_positions) {
       faults.push_back(path + " needs " + std::to_string(positions) + " positions (prompt " + std::to_string(request.prompt.size()) +

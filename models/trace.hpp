@@ -44,6 +44,10 @@ struct Trace {
   std::vector<TraceEvent> events;
 };
 
+// Positions after the prompt that are forwarded at most (S-GEN-1, S-GEN-2): all n forced tokens, else max_new_tokens - 1, because the last
+// emitted token is not forwarded.
+int fed_tokens(const TraceRequest& request);
+
 // Every fault of the trace as a sentence "requests/0/prompt[17] = 300 is not below vocab_size 264"; empty when it is valid.
 std::vector<std::string> trace_faults(const Trace& trace);
 // Faults of the trace for this model: vocabulary, position limit, exit depths.

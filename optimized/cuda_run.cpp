@@ -22,10 +22,6 @@
 namespace loopgauge::optimized {
 namespace {
 
-int forwarded_tokens(const TraceRequest& request) {
-  return request.teacher_forced() ? static_cast<int>(request.forced.size()) : std::max(0, request.max_new_tokens - 1);
-}
-
 float widen(Bfloat16 value) {
   return std::bit_cast<float>(static_cast<std::uint32_t>(std::bit_cast<std::uint16_t>(value)) << 16);
 }
@@ -53,7 +49,7 @@ void copy_on_device(void* target, const void* source, std::size_t bytes, cudaStr
 
 int longest_sequence(const Trace& trace) {
   int longest = 0;
-  for (const TraceRequest& request : trace.requests) longest = std::max(longest, request.prompt_length() + forwarded_tokens(request));
+  for (const TraceRequest& request : trace.requests) longest = std::max(longest, request.prompt_length() + fed_tokens(request));
   return longest;
 }
 
@@ -144,7 +140,7 @@ CudaRun::CudaRun(const RunContext& context, const Trace& trace, const EffectiveC
     s.request = &request;
     s.index = static_cast<int>(requests_.size()) - 1;
     s.prompt_length = request.prompt_length();
-    s.capacity = s.prompt_length + forwarded_tokens(request);
+    s.capacity = s.prompt_length + fed_tokens(request);
     const auto windows = static_cast<std::size_t>(window_count(s.prompt_length, config_.window()));
     for (auto& active : s.active) active.resize(windows);
     s.windows.resize(windows);

@@ -64,13 +64,9 @@ class Run {
   RunRecord finish();
 
  private:
-  static int forwarded_tokens(const TraceRequest& request) {
-    return request.teacher_forced() ? static_cast<int>(request.forced.size()) : std::max(0, request.max_new_tokens - 1);
-  }
-
   static int longest_sequence(const Trace& trace) {
     int longest = 0;
-    for (const TraceRequest& request : trace.requests) longest = std::max(longest, request.prompt_length() + forwarded_tokens(request));
+    for (const TraceRequest& request : trace.requests) longest = std::max(longest, request.prompt_length() + fed_tokens(request));
     return longest;
   }
 
@@ -129,7 +125,7 @@ class Run {
 
 template <class P>
 void Run<P>::add_request(const TraceRequest& request) {
-  State s(model_, request.prompt_length() + forwarded_tokens(request), config_.q().enabled);
+  State s(model_, request.prompt_length() + fed_tokens(request), config_.q().enabled);
   s.request = &request;
   s.index = static_cast<int>(requests_.size());
   s.prompt_length = request.prompt_length();

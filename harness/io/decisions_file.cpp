@@ -68,7 +68,7 @@ class RequestReader {
   }
 
   // Steps that may be forwarded; a free run stops earlier at its end-of-sequence id.
-  int steps() const { return request_.teacher_forced() ? request_.max_new_tokens : std::max(0, request_.max_new_tokens - 1); }
+  int steps() const { return fed_tokens(request_); }
 
   void read_keys() {
     record_.keys.resize(static_cast<std::size_t>(steps()));

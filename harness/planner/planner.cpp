@@ -1,15 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "harness/planner/planner.hpp"
 
-#include <algorithm>
-
 #include "models/error.hpp"
 
 namespace loopgauge::harness {
-
-int fed_tokens(const TraceRequest& request) {
-  return request.teacher_forced() ? static_cast<int>(request.forced.size()) : std::max(0, request.max_new_tokens - 1);
-}
 
 Plan make_plan(const ModeSpec& mode, const Trace& trace, const EffectiveConfig& config) {
   const std::string text = mode_text(mode);

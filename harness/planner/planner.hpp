@@ -14,10 +14,6 @@ namespace loopgauge::harness {
 // planner in this version and for a trace with events (cancel, preempt, resume, reuse_id), ConfigError for an invalid mode parameter.
 Plan make_plan(const ModeSpec& mode, const Trace& trace, const EffectiveConfig& config);
 
-// Number of positions after the prompt that are forwarded at most: n when n tokens are forced, else max_new_tokens - 1 (the last
-// emitted token is not forwarded).
-int fed_tokens(const TraceRequest& request);
-
 // serial: requests one after the other by (arrival, index). One submission per prompt window with all its loops, then one per decode
 // token with all its loops.
 Plan make_serial_plan(const Trace& trace, const EffectiveConfig& config);
