@@ -7,7 +7,7 @@ namespace loopgauge::harness {
 
 RunRecord replay_watched(Executor& executor, const Plan& plan, const Trace& trace, const EffectiveConfig& config, const RunOptions& options,
                          Progress* progress) {
-  executor.begin(trace, config, options);
+  executor.begin(trace, config, options_for(plan, options));
   std::int64_t done = 0;
   for (const Submission& submission : plan.submissions) {
     throw_if_interrupted();

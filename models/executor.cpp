@@ -21,8 +21,14 @@ Profile parse_profile(std::string_view text) {
   throw ConfigError("profile '" + std::string(text) + "' is not one of: declared, reordered, double");
 }
 
+RunOptions options_for(const Plan& plan, RunOptions options) {
+  options.submissions_in_flight = plan.submissions_in_flight;
+  options.graph_replay = plan.graph_replay;
+  return options;
+}
+
 RunRecord replay(Executor& executor, const Plan& plan, const Trace& trace, const EffectiveConfig& config, const RunOptions& options) {
-  executor.begin(trace, config, options);
+  executor.begin(trace, config, options_for(plan, options));
   for (const Submission& submission : plan.submissions) executor.submit(submission);
   RunRecord record = executor.finish();
   record.mode = plan.mode;

@@ -49,6 +49,9 @@ struct RunOptions {
   // Decision-forced replay (harness level 3): take selected tokens, keys and exits from this record of the same trace and configuration
   // instead of deciding. A step whose keys or exit depth the record does not hold decides for itself. Not owned.
   const RunRecord* decisions = nullptr;
+  // Of the plan to be run; replay() sets them.
+  int submissions_in_flight = 1;
+  bool graph_replay = false;
 };
 
 class Executor {
@@ -64,6 +67,9 @@ class Executor {
   // Waits for all work and hands over the record. The executor can begin() again afterwards.
   virtual RunRecord finish() = 0;
 };
+
+// `options` for running `plan`: what the plan says of execution is taken from it.
+RunOptions options_for(const Plan& plan, RunOptions options);
 
 // begin, every submission, finish.
 RunRecord replay(Executor& executor, const Plan& plan, const Trace& trace, const EffectiveConfig& config, const RunOptions& options);

@@ -3,18 +3,33 @@
 #include "models/plan.hpp"
 
 #include <algorithm>
+#include <array>
 #include <set>
 #include <sstream>
+
+#include "models/error.hpp"
 
 namespace loopgauge {
 namespace {
 
-// Progress of one request, in completed loops per prompt position and per decode position.
+// The k-th window of a prompt as far as reuse can tell windows apart: all tokens up to its end.
+using WindowTokens = std::vector<std::int32_t>;
+
+// How far one request has come. Windows complete a loop in ascending order, rows complete one after the other.
 struct Progress {
   int prompt_length = 0;
   int decode_rows = 0;
-  std::vector<int> prompt_loops;   // [P] loops completed by each position
-  std::vector<int> decode_loops;   // [decode_rows]
+  std::vector<int> window_loops;  // completed loops of each window
+  std::vector<int> window_part;   // positions of the window that have also completed the loop after those
+  int rows_done = 0;              // decode rows with all their loops
+  int row_loops = 0;              // completed loops of the row after those
+  bool started = false;
+  bool preempted = false;
+  bool cancelled = false;
+  bool dirty = false;             // a failed submission touched it
+
+  bool prompt_complete(int loops) const { return window_loops.back() == loops; }
+  bool complete(int loops) const { return prompt_complete(loops) && rows_done == decode_rows; }
 };
 
 std::string describe(const WorkItem& item) {
@@ -24,20 +39,28 @@ std::string describe(const WorkItem& item) {
   return text.str();
 }
 
+std::string describe(const Action& action) {
+  std::string text = std::string(to_string(action.kind)) + " of request " + std::to_string(action.request);
+  if (action.windows != 0) text += ", windows " + std::to_string(action.windows);
+  return text;
+}
+
 class Checker {
  public:
-  Checker(const Trace& trace, const EffectiveConfig& config) : config_(config) {
+  Checker(const Trace& trace, const EffectiveConfig& config) : trace_(trace), config_(config) {
     for (const TraceRequest& request : trace.requests) {
       Progress progress;
       progress.prompt_length = request.prompt_length();
       progress.decode_rows = fed_tokens(request);
-      progress.prompt_loops.assign(static_cast<std::size_t>(progress.prompt_length), 0);
-      progress.decode_loops.assign(static_cast<std::size_t>(progress.decode_rows), 0);
+      const auto windows = static_cast<std::size_t>(window_count(progress.prompt_length, config.window()));
+      progress.window_loops.assign(windows, 0);
+      progress.window_part.assign(windows, 0);
       requests_.push_back(std::move(progress));
     }
   }
 
   std::string check(const Plan& plan) {
+    if (plan.submissions_in_flight < 1) return "at least one submission is in flight, not " + std::to_string(plan.submissions_in_flight);
     for (std::size_t i = 0; i < plan.submissions.size(); ++i) {
       const std::string fault = check_submission(plan.submissions[i]);
       if (!fault.empty()) return "submission " + std::to_string(i) + ": " + fault;
@@ -46,11 +69,19 @@ class Checker {
   }
 
  private:
+  Progress& of(int request) { return requests_[static_cast<std::size_t>(request)]; }
+  const Progress& of(int request) const { return requests_[static_cast<std::size_t>(request)]; }
+  bool exists(int request) const { return request >= 0 && request < static_cast<int>(requests_.size()); }
+
   std::string check_submission(const Submission& submission) {
+    for (const Action& action : submission.actions) {
+      const std::string fault = act(action);
+      if (!fault.empty()) return describe(action) + ": " + fault;
+    }
     std::set<int> prefilling, decoding;
     bool saw_prefill = false;
     for (const WorkItem& item : submission.items) {
-      if (item.request < 0 || item.request >= static_cast<int>(requests_.size())) return describe(item) + ": no such request in the trace";
+      if (!exists(item.request)) return describe(item) + ": no such request in the trace";
       if (item.loop_first < 1 || item.loop_last > config_.loops() || item.loop_first > item.loop_last) {
         return describe(item) + ": loops are not an ascending range within 1.." + std::to_string(config_.loops());
       }
@@ -66,106 +97,272 @@ class Checker {
     }
     // Items are independent: each is judged against the state before the submission, then all of them are applied.
     for (const WorkItem& item : submission.items) {
-      const std::string fault = item.kind == RowKind::prefill ? check_prefill(item) : check_decode(item);
+      std::string fault = at_rest(item.request);
+      if (fault.empty()) fault = start(item.request);
+      if (fault.empty()) fault = item.kind == RowKind::prefill ? check_prefill(item) : check_decode(item);
       if (!fault.empty()) return describe(item) + ": " + fault;
     }
+    if (submission.failure != PlannedFailure::none) {
+      if (submission.items.empty()) return "a planned failure needs an item that fails";
+      for (const WorkItem& item : submission.items) of(item.request).dirty = true;
+      return {};
+    }
     for (const WorkItem& item : submission.items) {
-      const std::string fault = apply(item);
-      if (!fault.empty()) return describe(item) + ": " + fault;
+      if (!apply(item)) return describe(item) + ": its positions stand in two items of the submission";
     }
     return {};
   }
 
+  // Why no row of the request may run now.
+  std::string at_rest(int request) const {
+    const Progress& r = of(request);
+    if (r.cancelled) return "the request is cancelled";
+    if (r.preempted) return "the request is preempted and not resumed";
+    if (r.dirty) return "an earlier submission of the request failed: it needs a rewind";
+    return {};
+  }
+
+  // A request begins when nobody else uses its id.
+  std::string start(int request) {
+    Progress& r = of(request);
+    if (r.started) return {};
+    const auto id = [&](int i) { return trace_.requests[static_cast<std::size_t>(i)].id; };
+    for (int other = 0; other < static_cast<int>(requests_.size()); ++other) {
+      const Progress& o = of(other);
+      if (other != request && id(other) == id(request) && o.started && !o.cancelled && !o.complete(config_.loops())) {
+        return "request " + std::to_string(other) + " has the id " + std::to_string(id(request)) + " and is live";
+      }
+    }
+    r.started = true;
+    return {};
+  }
+
+  std::string act(const Action& action) {
+    if (!exists(action.request)) return "no such request in the trace";
+    Progress& r = of(action.request);
+    if (r.cancelled && action.kind != ActionKind::evict) return "the request is cancelled";
+    switch (action.kind) {
+      case ActionKind::cancel: r.cancelled = true; return {};
+      case ActionKind::preempt:
+        if (!r.started) return "the request holds nothing yet";
+        if (r.preempted) return "the request is preempted already";
+        if (r.dirty) return "an earlier submission of the request failed: its state is undefined until a rewind";
+        r.preempted = true;
+        return {};
+      case ActionKind::resume:
+        if (!r.preempted) return "the request is not preempted";
+        r.preempted = false;
+        return {};
+      case ActionKind::rewind: return rewind(r);
+      case ActionKind::publish: return publish(action);
+      case ActionKind::reuse: return reuse(action);
+      case ActionKind::evict: return evict(action);
+    }
+    throw InternalError("unknown action");
+  }
+
+  std::string rewind(Progress& r) const {
+    if (!r.started) return "the request holds nothing yet";
+    if (r.preempted) return "the request is preempted";
+    for (std::size_t w = 0; w < r.window_loops.size(); ++w) {
+      r.window_part[w] = 0;
+      if (r.window_loops[w] < config_.loops()) r.window_loops[w] = 0;
+    }
+    r.row_loops = 0;
+    r.dirty = false;
+    return {};
+  }
+
+  // Windows that may be shared lie before the one with the last prompt position (S-PFX-3).
+  std::string sharable(const Action& action) const {
+    const int most = (of(action.request).prompt_length - 1) / config_.window();
+    if (action.windows >= 1 && action.windows <= most) return {};
+    return std::to_string(action.windows) + " windows are not in 1.." + std::to_string(most) +
+           ": whole windows before the one that holds the last prompt position";
+  }
+
+  WindowTokens tokens(int request, int window) const {
+    const auto& prompt = trace_.requests[static_cast<std::size_t>(request)].prompt;
+    return {prompt.begin(), prompt.begin() + static_cast<std::ptrdiff_t>(window + 1) * config_.window()};
+  }
+
+  std::string publish(const Action& action) {
+    const Progress& r = of(action.request);
+    if (std::string fault = at_rest(action.request); !fault.empty()) return fault;
+    if (std::string fault = sharable(action); !fault.empty()) return fault;
+    for (int w = 0; w < action.windows; ++w) {
+      const int done = r.window_loops[static_cast<std::size_t>(w)];
+      if (done < config_.loops()) {
+        return "needs (window " + std::to_string(w) + ", loop " + std::to_string(config_.loops()) + "), which has completed " +
+               std::to_string(done) + " loops";
+      }
+    }
+    if (config_.q().enabled && config_.q().policy != EncodingPolicy::streaming && r.prompt_complete(config_.loops())) {
+      return "the prompt is complete and encoded by blocks that depend on its length";
+    }
+    for (int w = 0; w < action.windows; ++w) published_.insert(tokens(action.request, w));
+    return {};
+  }
+
+  std::string reuse(const Action& action) {
+    Progress& r = of(action.request);
+    if (r.started) return "the request has begun without published windows";
+    if (std::string fault = sharable(action); !fault.empty()) return fault;
+    for (int w = 0; w < action.windows; ++w) {
+      if (!published_.contains(tokens(action.request, w))) return "window " + std::to_string(w) + " with these tokens is not published";
+    }
+    if (std::string fault = start(action.request); !fault.empty()) return fault;
+    std::fill_n(r.window_loops.begin(), action.windows, config_.loops());
+    return {};
+  }
+
+  std::string evict(const Action& action) {
+    if (action.windows < 0) return std::to_string(action.windows) + " is no window";
+    const int most = (of(action.request).prompt_length - 1) / config_.window();
+    for (int w = action.windows; w < most; ++w) published_.erase(tokens(action.request, w));
+    return {};
+  }
+
   std::string check_prefill(const WorkItem& item) const {
-    const Progress& r = requests_[static_cast<std::size_t>(item.request)];
+    const Progress& r = of(item.request);
     if (item.begin < 0 || item.begin >= item.end || item.end > r.prompt_length) {
       return "positions are not a non-empty range of the prompt [0, " + std::to_string(r.prompt_length) + ")";
     }
     const int first_window = item.begin / config_.window();
     const int last_window = (item.end - 1) / config_.window();
-    for (int p = 0; p < item.begin; ++p) {
-      // Earlier windows and earlier pieces of this window have reached every loop that this item runs.
-      if (r.prompt_loops[static_cast<std::size_t>(p)] < item.loop_last) {
-        return "needs (window " + std::to_string(p / config_.window()) + ", loop " + std::to_string(item.loop_last) + "), which position " +
-               std::to_string(p) + " has not reached";
+    for (int w = 0; w < first_window; ++w) {
+      const int done = r.window_loops[static_cast<std::size_t>(w)];
+      if (done < item.loop_last) {
+        return "needs (window " + std::to_string(w) + ", loop " + std::to_string(item.loop_last) + "), which has completed " +
+               std::to_string(done) + " loops";
       }
     }
-    for (int p = item.begin; p < item.end; ++p) {
-      const int done = r.prompt_loops[static_cast<std::size_t>(p)];
-      if (done != item.loop_first - 1) {
-        return "position " + std::to_string(p) + " has completed " + std::to_string(done) + " loops, so loop " + std::to_string(done + 1) +
-               " is next, not " + std::to_string(item.loop_first);
-      }
-    }
-    // Loops beyond the first need the whole window at the previous loop, since selection reads all of it.
     for (int w = first_window; w <= last_window; ++w) {
       const PositionRange range = window_range(w, r.prompt_length, config_.window());
-      for (int p = range.begin; p < range.end; ++p) {
-        if (r.prompt_loops[static_cast<std::size_t>(p)] < item.loop_first - 1) {
-          return "needs (window " + std::to_string(w) + ", loop " + std::to_string(item.loop_first - 1) + "), which position " +
-                 std::to_string(p) + " has not reached";
-        }
-      }
-      if (item.loop_first != item.loop_last && (range.begin < item.begin || range.end > item.end)) {
+      const PositionRange piece{std::max(range.begin, item.begin), std::min(range.end, item.end)};
+      const int done = r.window_loops[static_cast<std::size_t>(w)];
+      const int next = range.begin + r.window_part[static_cast<std::size_t>(w)];  // first position that has not completed loop done + 1
+      if (item.loop_first != item.loop_last && !(piece == range)) {
         return "covers several loops of a part of window " + std::to_string(w) + ": a piece of a window advances one loop at a time";
+      }
+      if (piece.begin < next || done != item.loop_first - 1) {
+        const int completed = piece.begin < next ? done + 1 : done;
+        std::string text = "position " + std::to_string(piece.begin) + " has completed " + std::to_string(completed) + " loops, so loop " +
+                           std::to_string(completed + 1) + " is next, not " + std::to_string(item.loop_first);
+        // Loops beyond the first need the whole window at the previous loop, since selection reads all of it.
+        if (completed + 1 == item.loop_first && done < item.loop_first - 1) {
+          text = "needs (window " + std::to_string(w) + ", loop " + std::to_string(item.loop_first - 1) + "), which position " +
+                 std::to_string(next) + " has not reached";
+        }
+        return text;
+      }
+      if (piece.begin > next) {
+        return "needs loop " + std::to_string(item.loop_first) + " of window " + std::to_string(w) + " up to its begin, which position " +
+               std::to_string(next) + " has not reached";
       }
     }
     return {};
   }
 
   std::string check_decode(const WorkItem& item) const {
-    const Progress& r = requests_[static_cast<std::size_t>(item.request)];
+    const Progress& r = of(item.request);
     const int index = item.begin - r.prompt_length;
     if (item.end != item.begin + 1 || index < 0 || index >= r.decode_rows) {
       return "a decode item is one position in [" + std::to_string(r.prompt_length) + ", " + std::to_string(r.prompt_length + r.decode_rows) + ")";
     }
-    for (int p = 0; p < r.prompt_length; ++p) {
-      if (r.prompt_loops[static_cast<std::size_t>(p)] < config_.loops()) {
-        return "needs the complete prompt; position " + std::to_string(p) + " has completed " +
-               std::to_string(r.prompt_loops[static_cast<std::size_t>(p)]) + " loops";
+    for (std::size_t w = 0; w < r.window_loops.size(); ++w) {
+      if (r.window_loops[w] < config_.loops()) {
+        return "needs the complete prompt; window " + std::to_string(w) + " has completed " + std::to_string(r.window_loops[w]) + " loops";
       }
     }
-    for (int i = 0; i < index; ++i) {
-      if (r.decode_loops[static_cast<std::size_t>(i)] < config_.loops()) {
-        return "needs position " + std::to_string(r.prompt_length + i) + " with all its loops";
-      }
-    }
-    const int done = r.decode_loops[static_cast<std::size_t>(index)];
+    if (index > r.rows_done) return "needs position " + std::to_string(r.prompt_length + r.rows_done) + " with all its loops";
+    const int done = index < r.rows_done ? config_.loops() : r.row_loops;
     if (done != item.loop_first - 1) return "has completed " + std::to_string(done) + " loops, so loop " + std::to_string(done + 1) + " is next";
     return {};
   }
 
-  std::string apply(const WorkItem& item) {
-    Progress& r = requests_[static_cast<std::size_t>(item.request)];
-    auto& loops = item.kind == RowKind::prefill ? r.prompt_loops : r.decode_loops;
-    const int offset = item.kind == RowKind::prefill ? 0 : r.prompt_length;
-    for (int p = item.begin; p < item.end; ++p) {
-      int& done = loops[static_cast<std::size_t>(p - offset)];
-      if (done != item.loop_first - 1) return "position " + std::to_string(p) + " stands in two items of the submission";
-      done = item.loop_last;
+  // False when another item of the submission has advanced the same rows.
+  bool apply(const WorkItem& item) {
+    Progress& r = of(item.request);
+    if (item.kind == RowKind::decode) {
+      if (item.begin != r.prompt_length + r.rows_done || r.row_loops != item.loop_first - 1) return false;
+      r.row_loops = item.loop_last;
+      if (r.row_loops == config_.loops()) {
+        ++r.rows_done;
+        r.row_loops = 0;
+      }
+      return true;
     }
-    return {};
+    for (int w = item.begin / config_.window(); w * config_.window() < item.end; ++w) {
+      const PositionRange range = window_range(w, r.prompt_length, config_.window());
+      const PositionRange piece{std::max(range.begin, item.begin), std::min(range.end, item.end)};
+      int& done = r.window_loops[static_cast<std::size_t>(w)];
+      int& part = r.window_part[static_cast<std::size_t>(w)];
+      if (done != item.loop_first - 1 || range.begin + part != piece.begin) return false;
+      part += piece.size();
+      if (part == range.size()) {
+        done = item.loop_last;
+        part = 0;
+      }
+    }
+    return true;
   }
 
   std::string incomplete() const {
     for (std::size_t i = 0; i < requests_.size(); ++i) {
       const Progress& r = requests_[i];
-      for (int p = 0; p < r.prompt_length + r.decode_rows; ++p) {
-        const int done = p < r.prompt_length ? r.prompt_loops[static_cast<std::size_t>(p)] : r.decode_loops[static_cast<std::size_t>(p - r.prompt_length)];
-        if (done < config_.loops()) {
-          return "the plan ends with request " + std::to_string(i) + ", position " + std::to_string(p) + " at " + std::to_string(done) + " of " +
-                 std::to_string(config_.loops()) + " loops";
-        }
+      const std::string who = "the plan ends with request " + std::to_string(i);
+      if (r.cancelled) continue;
+      if (r.preempted) return who + " preempted";
+      if (r.dirty) return who + " after a failed submission, without a rewind";
+      const auto at = [&](int position, int done) {
+        return who + ", position " + std::to_string(position) + " at " + std::to_string(done) + " of " + std::to_string(config_.loops()) + " loops";
+      };
+      for (std::size_t w = 0; w < r.window_loops.size(); ++w) {
+        const int next = static_cast<int>(w) * config_.window() + r.window_part[w];
+        if (r.window_loops[w] < config_.loops()) return at(next, r.window_loops[w]);
       }
+      if (r.rows_done < r.decode_rows) return at(r.prompt_length + r.rows_done, r.row_loops);
     }
     return {};
   }
 
+  const Trace& trace_;
   const EffectiveConfig& config_;
   std::vector<Progress> requests_;
+  std::set<WindowTokens> published_;
 };
 
 }  // namespace
+
+std::string_view to_string(ActionKind kind) {
+  switch (kind) {
+    case ActionKind::cancel: return "cancel";
+    case ActionKind::preempt: return "preempt";
+    case ActionKind::resume: return "resume";
+    case ActionKind::rewind: return "rewind";
+    case ActionKind::publish: return "publish";
+    case ActionKind::reuse: return "reuse";
+    case ActionKind::evict: return "evict";
+  }
+  throw InternalError("unknown action");
+}
+
+std::string_view to_string(PlannedFailure failure) {
+  switch (failure) {
+    case PlannedFailure::none: return "none";
+    case PlannedFailure::allocation: return "allocation";
+    case PlannedFailure::launch: return "launch";
+  }
+  throw InternalError("unknown failure");
+}
+
+PlannedFailure parse_planned_failure(std::string_view text) {
+  for (const PlannedFailure failure : {PlannedFailure::none, PlannedFailure::allocation, PlannedFailure::launch}) {
+    if (to_string(failure) == text) return failure;
+  }
+  throw ConfigError("failure '" + std::string(text) + "' is not one of: none, allocation, launch");
+}
 
 std::string plan_fault(const Plan& plan, const Trace& trace, const EffectiveConfig& config) { return Checker(trace, config).check(plan); }
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A plan is the list of submissions that an execution mode makes of a trace (SPEC.md, "Execution modes"). Planners (harness/planner)
-// produce plans, both executors consume them; the rules that make a plan legal are here and know nothing of the planners.
+// A plan is the list of submissions that an execution mode makes of a trace (SPEC.md, "Plans"). Planners (harness/planner) produce
+// plans, both executors consume them; the rules that make a plan legal are here and know nothing of the planners.
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "models/algorithm_config.hpp"
@@ -27,22 +28,56 @@ struct WorkItem {
   bool operator==(const WorkItem&) const = default;
 };
 
-// Items of one submission are independent of each other: a submission with several items advances each by exactly one loop.
-// Row order is the stable partition: decode items first, then prefill items.
+// What happens to a request's state between two submissions (S-ACT). Actions advance no row.
+enum class ActionKind {
+  cancel,   // the request ends: everything it holds is free, nothing of it runs afterwards
+  preempt,  // a snapshot goes to host memory, everything the request holds on the device is free; nothing of it runs until `resume`
+  resume,   // the snapshot is checked and restored into whatever storage is free
+  rewind,   // back to the completed frontier: prompt windows short of the last loop and a decode row on its way start over at loop 1
+  publish,  // prompt windows [0, windows) become reusable by requests of the same identity
+  reuse,    // the request begins with the published windows [0, windows) of its identity, and computes the others
+  evict,    // windows from `windows` on that this request published are no longer found; requests that share them keep them
+};
+std::string_view to_string(ActionKind kind);
+
+struct Action {
+  ActionKind kind = ActionKind::cancel;
+  int request = 0;                         // index into Trace::requests
+  int windows = 0;                         // publish, reuse, evict
+  bool operator==(const Action&) const = default;
+};
+
+// A failure that the executor makes happen to a submission (S-FAIL). The submission then advances nothing, and the state of the rows
+// and storage it touched is undefined until `rewind` or `cancel`.
+enum class PlannedFailure {
+  none,
+  allocation,  // storage for the rows is refused, before any of them runs
+  launch,      // the work breaks off after some layers have written their K and V
+};
+std::string_view to_string(PlannedFailure failure);
+PlannedFailure parse_planned_failure(std::string_view text);  // throws ConfigError listing the words; "none" is one
+
+// Actions, in order, then items. Items are independent of each other: a submission with several items advances each by exactly one loop.
+// Row order is the stable partition: decode items first, then prefill items. A submission may hold actions alone.
 struct Submission {
   std::vector<WorkItem> items;
+  std::vector<Action> actions = {};
+  PlannedFailure failure = PlannedFailure::none;
 };
 
 // Items of a request that has already stopped (EOS) are skipped by executors, so a plan covers the longest possible run.
 struct Plan {
   std::string mode;                        // "serial", "split", ...
   std::vector<Submission> submissions;
+  // Submissions that may be in flight at once (S-ASYNC): when submission i is issued, the results of those before i - submissions_in_flight
+  // + 1 have been read, and no other. 1: every result is read before the next submission is issued.
+  int submissions_in_flight = 1;
+  bool graph_replay = false;               // decode steps are captured once and replayed (S-GRAPH)
 };
 
-// The first violated rule as a sentence that names submission, item and the missing predecessor; empty when the plan is legal and
-// complete for the trace. Rules: loops of a position in order; (window, r) after (window, r-1) and after every earlier window at r;
-// pieces of a window in ascending order at one loop; selection (loop 3, 4) only after the window's whole previous loop; a decode row
-// after its predecessor has executed all its loops; rows of one request never both prefill and decode in one submission.
+// The first violated rule as a sentence that names submission, item or action and the missing predecessor; empty when the plan is legal
+// and complete for the trace. Judged are S-PLAN-2..9, S-ACT and S-FAIL; whether a published window has the identity that a reuse needs
+// is judged by the prompts' tokens.
 std::string plan_fault(const Plan& plan, const Trace& trace, const EffectiveConfig& config);
 
 }  // namespace loopgauge

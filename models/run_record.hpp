@@ -5,7 +5,9 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "models/algorithm_config.hpp"
@@ -51,7 +53,13 @@ struct KvPlane {
   Tensor<float> k, v;              // [heads, P + fed, head_dim]: logical values as read at the end (reconstructed where encoded)
 };
 
+enum class RequestOutcome { completed, cancelled };
+std::string_view to_string(RequestOutcome outcome);
+
+// A cancelled request keeps what had been committed: nothing but scores and active sets when its prompt was not complete (then fed is 0 and
+// encoded_frontier is empty), otherwise the tokens emitted so far with fed committed rows. Its kv and codec groups are empty.
 struct RequestRecord {
+  RequestOutcome outcome = RequestOutcome::completed;
   int prompt_length = 0;
   int fed = 0;                               // forced: n; free run: n - 1, the last emitted token is not forwarded (0 when n == 0)
   std::vector<std::int32_t> tokens;          // [n]
@@ -65,7 +73,53 @@ struct RequestRecord {
   std::vector<KvPlane> kv;                   // [layers * 4], index layer * 4 + loop - 1; empty unless requested
   std::vector<std::int32_t> encoded_frontier;  // [1 + fed]
   std::vector<CodecBlock> blocks;            // sealed blocks in position order
+  // How often each (position, loop) was executed, [(P + fed) * 4], index position * 4 + loop - 1: 1 for executed rows of an undisturbed run,
+  // 0 for rows that inherit, exit or come from published windows, more after a rewind.
+  std::vector<std::uint8_t> executions;
 };
+
+// What a run did beside its results. Counts of the whole run; byte counts are payload.
+struct RunCounters {
+  std::int64_t submissions = 0;
+  std::int64_t executed_rows = 0;            // (position, loop) executions, all of the following included
+  std::int64_t recomputed_rows = 0;          // executions of a (position, loop) that had been executed before (rewind)
+  std::int64_t discarded_rows = 0;           // executions past the end of a sequence that was read late (async)
+  std::int64_t unused_statistics_rows = 0;   // decode rows whose loop-2 attention reference was made and never read (exit before loop 3)
+  std::int64_t most_in_flight = 0;           // submissions issued whose results had not been read, at most
+  std::int64_t host_reads = 0;               // device values that the host waited for to prepare a submission; 0 in asynchronous execution
+  std::int64_t graph_captures = 0;
+  std::int64_t graph_replays = 0;            // submissions or steps that ran as a replay
+  std::int64_t graph_fallbacks = 0;          // decode steps of a graph plan that ran eagerly
+  std::int64_t preemptions = 0;
+  std::int64_t snapshot_bytes = 0;           // of all snapshots
+  std::int64_t published_windows = 0;
+  std::int64_t reused_windows = 0;
+  std::int64_t evicted_windows = 0;
+  std::int64_t failures = 0;                 // planned failures that happened
+};
+
+// A name and a member for everything that tabulates counters: reports, dumps, JSON.
+struct RunCounterField {
+  std::string_view name;
+  std::string_view description;
+  std::int64_t RunCounters::*member;
+};
+std::span<const RunCounterField> run_counter_fields();
+
+// What a run still holds after its last result was read and its published windows were dropped (S-INV-12): zero everywhere.
+struct HeldResources {
+  std::int64_t requests = 0;                 // slots of the K/V cache
+  std::int64_t pages = 0;                    // BF16 pages, free list excluded
+  std::int64_t blocks = 0;                   // sealed blocks
+  std::int64_t references = 0;               // attention reference slots
+  std::int64_t hidden_windows = 0;           // windows between their loops
+  std::int64_t snapshots = 0;
+  std::int64_t leases = 0;                   // published windows in use by a request
+  std::int64_t tickets = 0;                  // submissions whose result was not read
+  bool operator==(const HeldResources&) const = default;
+};
+// "3 pages, 1 snapshot"; empty when nothing is held.
+std::string describe(const HeldResources& held);
 
 struct RunRecord {
   std::string mode;                          // plan mode
@@ -75,6 +129,8 @@ struct RunRecord {
   std::string trace;                         // trace name
   std::string config_json;                   // EffectiveConfig::canonical_json()
   std::vector<RequestRecord> requests;
+  RunCounters counters;
+  HeldResources held_at_drain;
 };
 
 }  // namespace loopgauge

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "models/run_record.hpp"
+
+#include <array>
+
+#include "models/error.hpp"
+
+namespace loopgauge {
+
+std::string_view to_string(RequestOutcome outcome) {
+  switch (outcome) {
+    case RequestOutcome::completed: return "completed";
+    case RequestOutcome::cancelled: return "cancelled";
+  }
+  throw InternalError("unknown request outcome");
+}
+
+std::span<const RunCounterField> run_counter_fields() {
+  using C = RunCounters;
+  static constexpr std::array kFields{
+      RunCounterField{"submissions", "submissions of the plan", &C::submissions},
+      RunCounterField{"executed_rows", "executions of a (position, loop), recomputed and discarded ones included", &C::executed_rows},
+      RunCounterField{"recomputed_rows", "executions of a (position, loop) that had been executed before", &C::recomputed_rows},
+      RunCounterField{"discarded_rows", "executions past the end of a sequence that was read late", &C::discarded_rows},
+      RunCounterField{"unused_statistics_rows", "decode rows whose loop-2 attention reference was made and never read", &C::unused_statistics_rows},
+      RunCounterField{"most_in_flight", "submissions issued whose results had not been read, at most", &C::most_in_flight},
+      RunCounterField{"host_reads", "device values that the host waited for to prepare a submission", &C::host_reads},
+      RunCounterField{"graph_captures", "decode steps captured", &C::graph_captures},
+      RunCounterField{"graph_replays", "decode steps replayed", &C::graph_replays},
+      RunCounterField{"graph_fallbacks", "decode steps of a graph plan that ran eagerly", &C::graph_fallbacks},
+      RunCounterField{"preemptions", "requests moved to host memory", &C::preemptions},
+      RunCounterField{"snapshot_bytes", "bytes of all snapshots", &C::snapshot_bytes},
+      RunCounterField{"published_windows", "prompt windows made reusable", &C::published_windows},
+      RunCounterField{"reused_windows", "prompt windows taken from published ones", &C::reused_windows},
+      RunCounterField{"evicted_windows", "published windows dropped", &C::evicted_windows},
+      RunCounterField{"failures", "planned failures that happened", &C::failures},
+  };
+  static_assert(kFields.size() * sizeof(std::int64_t) == sizeof(RunCounters), "a counter without a name");
+  return kFields;
+}
+
+std::string describe(const HeldResources& held) {
+  std::string text;
+  const auto add = [&](std::int64_t count, std::string_view what) {
+    if (count == 0) return;
+    text += (text.empty() ? "" : ", ") + std::to_string(count) + " " + std::string(what);
+  };
+  add(held.requests, "request slots");
+  add(held.pages, "pages");
+  add(held.blocks, "sealed blocks");
+  add(held.references, "attention references");
+  add(held.hidden_windows, "windows of hidden rows");
+  add(held.snapshots, "snapshots");
+  add(held.leases, "leases of published windows");
+  add(held.tickets, "unread submissions");
+  return text;
+}
+
+}  // namespace loopgauge
