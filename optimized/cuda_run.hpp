@@ -56,6 +56,8 @@ class CudaRun {
   };
   class TapObserver;
 
+  void act(const Action& action);  // cuda_run_actions
+
   void run_step(std::vector<Part>& parts);
   RowBatch make_batch(std::vector<Part>& parts);
   std::int32_t contiguous_position(const RequestState& s, const Part& part, std::int32_t position) const;
@@ -83,6 +85,7 @@ class CudaRun {
   void encode(RequestState& s, PositionRange block, int loop_first, int loop_last, const std::array<std::uint32_t, kLoops>& capacity);
   void encode_pending();
 
+  std::unique_ptr<RowObserver> make_tap_observer(const std::vector<Part>& parts);
   void check_numeric_fault();
   void record_states(RequestState& s, const Bfloat16* states, PositionRange positions, int loop);
   void tap_row(std::string_view operation, const RequestState& s, int loop, int layer, int position, std::span<const float> values) const;
@@ -91,8 +94,14 @@ class CudaRun {
   bool has_exit_rule() const { return config_.exit().mode == ExitMode::threshold || config_.exit().mode == ExitMode::delayed; }
   Bfloat16* decode_state(const RequestState& s) { return decode_states_.as<Bfloat16>() + static_cast<std::size_t>(s.slot) * model_.hidden; }
 
+  // Waits for the stream.
   template <class T>
-  std::vector<T> read(const T* source, std::size_t count);  // waits for the stream
+  std::vector<T> read(const T* source, std::size_t count) {
+    std::vector<T> values(count);
+    if (count != 0) LOOPGAUGE_CUDA_CHECK(cudaMemcpyAsync(values.data(), source, count * sizeof(T), cudaMemcpyDeviceToHost, stream_));
+    stream_.synchronize();
+    return values;
+  }
 
   const ModelConfig& model_;
   const DeviceWeights& weights_;

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "optimized/cuda_run.hpp"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "models/error.hpp"
+#include "optimized/ops/residual_encode.cuh"
+
+namespace loopgauge::optimized {
+
+int CudaRun::frontier_rule(const RequestState& s, int committed) const {
+  const int frontier = encoded_frontier(config_, s.prompt_length, committed);
+  if (!planted(Fault::early_flush) || !config_.q().enabled) return frontier;
+  return std::max(frontier, std::min(encoded_frontier(config_, s.prompt_length, committed + kGroupSize), committed / kGroupSize * kGroupSize));
+}
+
+// Positions below it are read reconstructed. One representation is stored, so what a row must see is what is encoded now.
+int CudaRun::visible_frontier(const RequestState& s, int position, RowKind kind) const {
+  const auto& q = config_.q();
+  if (!q.enabled) return 0;
+  if (kind == RowKind::prefill) return q.policy == EncodingPolicy::streaming ? position / config_.window() * config_.window() : 0;
+  const int visible = q.timing == EncodingTiming::serial_aligned ? frontier_rule(s, position) : s.encoded;
+  if (visible != s.encoded) {
+    throw InternalError(s.name() + ", position " + std::to_string(position) + ": the query must see " + std::to_string(visible) +
+                        " positions encoded, " + std::to_string(s.encoded) + " are");
+  }
+  return visible;
+}
+
+void CudaRun::flush(RequestState& s, int frontier) {
+  for (const PositionRange& range : block_cuts(config_, s.prompt_length, s.encoded, frontier)) {
+    encode(s, range, 1, config_.loops(), {});
+    pending_releases_.emplace_back(&s, range);
+    s.encoded = range.end;
+  }
+}
+
+void CudaRun::encode(RequestState& s, PositionRange block, int loop_first, int loop_last, const std::array<std::uint32_t, kLoops>& capacity) {
+  pending_encodes_.push_back(kv_.prepare_encode(s.slot, block, loop_first, loop_last, capacity));
+}
+
+// One launch for every block and stream that became due in this step; then the BF16 pages that held them are free.
+void CudaRun::encode_pending() {
+  if (pending_encodes_.empty()) return;
+  kv_.upload();
+  ResidualEncodeArguments arguments;
+  arguments.kv = kv_.view();
+  arguments.tasks = encode_tasks_.upload<EncodeTask>(pending_encodes_, stream_);
+  arguments.task_count = static_cast<int>(pending_encodes_.size());
+  arguments.numeric_fault = numeric_fault_.as<std::uint64_t>();
+  arguments.fault = options_.fault;
+  residual_encode(arguments, stream_);
+  pending_encodes_.clear();
+  bool decoding = false;
+  for (const auto& [request, range] : std::exchange(pending_releases_, {})) {
+    for (int loop = 1; loop <= config_.loops(); ++loop) kv_.release_planes(request->slot, loop, range);
+    decoding |= request->committed > 0;
+  }
+  // Between windows of a prompt the pages serve the next window; after it nobody needs them soon.
+  if (decoding) kv_.trim();
+}
+
+}  // namespace loopgauge::optimized

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "optimized/cuda_run.hpp"
+
+#include <algorithm>
+#include <bit>
+
+#include "models/error.hpp"
+#include "optimized/kv/numeric_fault.hpp"
+#include "optimized/ops/exit_gate.cuh"
+
+namespace loopgauge::optimized {
+namespace {
+
+float widen(Bfloat16 value) {
+  return std::bit_cast<float>(static_cast<std::uint32_t>(std::bit_cast<std::uint16_t>(value)) << 16);
+}
+
+}  // namespace
+
+// Turns the rows of a forward pass into tap records.
+class CudaRun::TapObserver final : public RowObserver {
+ public:
+  TapObserver(CudaRun& run, const std::vector<Part>& parts) : run_(run), parts_(parts) {}
+
+  void observe(std::string_view operation, int layer, const Bfloat16* values, std::int64_t row_stride, int width) override {
+    std::size_t rows = 0;
+    for (const Part& part : parts_) rows += part.positions.size();
+    const auto columns = static_cast<std::size_t>(width);
+    std::vector<Bfloat16> copy(rows * columns);
+    LOOPGAUGE_CUDA_CHECK(cudaMemcpy2DAsync(copy.data(), columns * sizeof(Bfloat16), values, static_cast<std::size_t>(row_stride) * sizeof(Bfloat16),
+                                           columns * sizeof(Bfloat16), rows, cudaMemcpyDeviceToHost, run_.stream_));
+    run_.stream_.synchronize();
+    std::vector<float> widened(copy.size());
+    std::transform(copy.begin(), copy.end(), widened.begin(), widen);
+    for (const Part& part : parts_) {
+      for (std::size_t i = 0; i < part.positions.size(); ++i) {
+        const std::size_t row = static_cast<std::size_t>(part.first_row) + i;
+        run_.tap_row(operation, *part.request, operation == "embedding" ? 0 : part.loop, layer, part.positions[i],
+                     std::span<const float>(widened).subspan(row * columns, columns));
+      }
+    }
+  }
+
+  void observe_references(int layer) override {
+    const KvShape& shape = run_.kv_.shape();
+    const ReferenceView view = run_.references_->view();
+    for (const Part& part : parts_) {
+      if (part.kind != RowKind::decode || part.loop != 2) continue;
+      const RequestState& s = *part.request;
+      const std::size_t first = reference_index(shape, s.row.reference, layer, 0);
+      const std::size_t heads = static_cast<std::size_t>(shape.heads);
+      std::vector<float> listed;
+      const auto masks = run_.read(view.selected + first * view.mask_pages, heads * view.mask_pages);
+      for (std::size_t head = 0; head < heads; ++head) {
+        for (int position = 0; position <= s.row.position; ++position) {
+          const std::uint64_t mask = masks[head * view.mask_pages + static_cast<std::size_t>(position / kPageTokens)];
+          if ((mask >> (position % kPageTokens)) & 1u) listed.push_back(static_cast<float>(position));
+        }
+      }
+      run_.tap_row("sparse_decode.keys", s, 2, layer, s.row.position, listed);
+      run_.tap_row("sparse_decode.mass", s, 2, layer, s.row.position, run_.read(view.mass + first, heads));
+      run_.tap_row("sparse_decode.c_ref", s, 2, layer, s.row.position,
+                   run_.read(view.c_ref + first * static_cast<std::size_t>(shape.head_dim), heads * static_cast<std::size_t>(shape.head_dim)));
+    }
+  }
+
+ private:
+  CudaRun& run_;
+  const std::vector<Part>& parts_;
+};
+
+std::unique_ptr<RowObserver> CudaRun::make_tap_observer(const std::vector<Part>& parts) { return std::make_unique<TapObserver>(*this, parts); }
+
+// Waits for the device. Throws for a value that the specification declares an error, naming where it was met.
+void CudaRun::check_numeric_fault() {
+  const std::uint64_t word = read(numeric_fault_.as<std::uint64_t>(), 1).front();
+  if (word == kNoNumericFault) return;
+  const NumericFault fault = unpack_numeric_fault(word);
+  int index = -1;
+  for (const RequestState& s : requests_) {
+    if (s.slot == fault.request) index = s.index;
+  }
+  throw NumericError(describe(fault, index));
+}
+
+// H of `loop` for `positions`, and its gate, where the record keeps them.
+void CudaRun::record_states(RequestState& s, const Bfloat16* states, PositionRange positions, int loop) {
+  const auto count = static_cast<std::size_t>(positions.size());
+  if (options_.record.hidden) {
+    const std::vector<Bfloat16> rows = read(states, count * static_cast<std::size_t>(model_.hidden));
+    float* out = s.record.hidden[static_cast<std::size_t>(loop - 1)].row(positions.begin).data();
+    for (std::size_t i = 0; i < rows.size(); ++i) out[i] = widen(rows[i]);
+  }
+  if (options_.record.gate) {
+    float* gates = gates_.reserve<float>(std::max<std::size_t>(count, static_cast<std::size_t>(config_.window())));
+    exit_gate(states, weights_.early_exit_gate.as<Bfloat16>(), weights_.early_exit_bias.as<Bfloat16>(), gates, positions.size(), model_.hidden, stream_);
+    const std::vector<float> values = read(gates, count);
+    for (std::size_t i = 0; i < count; ++i) s.record.gate.row(positions.begin + static_cast<std::int64_t>(i))[static_cast<std::size_t>(loop - 1)] = values[i];
+  }
+}
+
+void CudaRun::tap_row(std::string_view operation, const RequestState& s, int loop, int layer, int position, std::span<const float> values) const {
+  if (options_.tap != nullptr) options_.tap->record({submission_, s.index, position, loop, layer, operation}, values);
+}
+
+}  // namespace loopgauge::optimized
