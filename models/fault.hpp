@@ -20,6 +20,12 @@ enum class Fault {
   loop_off_by_one,                 // loop r reads the K/V plane of loop r-1 (r > 1) for history tokens
   early_flush,                     // the tail is flushed 64 tokens early
   double_final_norm,               // final norm applied a second time to inactive rows
+  // Of the optimized runtime alone: defects of its own storage and kernels.
+  stale_reference_slot,            // loops 3 and 4 read the previous token's attention reference
+  threshold_tie_by_arrival,        // of equal logits the last ones are selected, as an unordered compaction may
+  half_precision_stream_dots,      // q·dec of a stream is accumulated in FP16
+  wrong_compact_rank,              // a row of a late stream is looked up by its place in the page, not among the present rows
+  tail_read_as_encoded,            // decode reads the 64 positions from the frontier on encoded although it must not see them so
 };
 
 struct FaultInfo {
@@ -27,9 +33,12 @@ struct FaultInfo {
   std::string_view name;           // the enumerator's name
   std::string_view description;
   std::string_view needs;          // switches without which the fault cannot act, e.g. "t1", "s1", "q1", "t1q1", "" = any
+  bool in_reference;               // the reference can plant it too; the optimized runtime can plant every fault
 };
 
 std::span<const FaultInfo> planted_faults();       // all but `none`
+// Throws UnsupportedError naming the executor that can when `executor` ("reference", "optimized") cannot plant the fault.
+void require_fault_in(Fault fault, std::string_view executor);
 Fault parse_fault(std::string_view name);          // throws ConfigError listing the names
 std::string_view to_string(Fault fault);
 

@@ -57,7 +57,8 @@ CudaRun::CudaRun(const RunContext& context, const Trace& trace, const EffectiveC
       encode_tasks_(allocator_, MemoryCategory::conversion_scratch),
       inactive_rows_(allocator_, MemoryCategory::workspace) {
   const int live = std::min(static_cast<int>(trace.requests.size()), kMaxRequests);
-  if (config_.s().enabled) references_.emplace(kv_.shape(), live, longest_, allocator_);
+  const int references_per_request = planted(Fault::stale_reference_slot) ? 2 : 1;
+  if (config_.s().enabled) references_.emplace(kv_.shape(), live * references_per_request, longest_, allocator_);
   decode_states_ = allocator_.allocate_array<Bfloat16>(MemoryCategory::hidden_rows, static_cast<std::size_t>(live) * model_.hidden);
   survival_ = allocator_.allocate_array<float>(MemoryCategory::workspace, static_cast<std::size_t>(live));
   verdicts_ = allocator_.allocate_array<ExitVerdict>(MemoryCategory::workspace, static_cast<std::size_t>(live));

@@ -60,6 +60,7 @@ class CudaRun {
 
   void run_step(std::vector<Part>& parts);
   RowBatch make_batch(std::vector<Part>& parts);
+  int reference_slot(const RequestState& s, int loop) const;
   std::int32_t contiguous_position(const RequestState& s, const Part& part, std::int32_t position) const;
   void load_inputs(const std::vector<Part>& parts, Bfloat16* rows);
   void store_outputs(const std::vector<Part>& parts);
@@ -76,6 +77,7 @@ class CudaRun {
   void complete_decode_loop(RequestState& s, int loop);
   void decide_last_loop(RequestState& s, int loop);
   void commit(RequestState& s);
+  void release_reference(RequestState& s);
   void emit_pending();
   void finish_request(RequestState& s);
 

@@ -96,7 +96,7 @@ RowBatch CudaRun::make_batch(std::vector<Part>& parts) {
     kv_.set_active(s.slot, part.loop, part.positions);
     const int frontier = visible_frontier(s, part.piece.begin, part.kind);
     for (const std::int32_t position : part.positions) {
-      batch.rows.push_back({s.slot, position, part.loop, frontier, part.kind == RowKind::decode ? s.row.reference : -1});
+      batch.rows.push_back({s.slot, position, part.loop, frontier, part.kind == RowKind::decode ? reference_slot(s, part.loop) : -1});
       if (planted(Fault::contiguous_causal_mask)) batch.mask_positions.push_back(contiguous_position(s, part, position));
     }
     if (part.kind == RowKind::decode) {
@@ -112,6 +112,12 @@ RowBatch CudaRun::make_batch(std::vector<Part>& parts) {
     }
   }
   return batch;
+}
+
+// The planted fault: loops after the reference loop read what the token before left. Its slot has no mask of a page that it does not reach.
+int CudaRun::reference_slot(const RequestState& s, int loop) const {
+  const bool stale = loop >= 3 && s.previous_reference && s.row.position % kPageTokens != 0;
+  return stale ? s.previous_reference->first : s.row.reference;
 }
 
 // The planted fault: compact row i of a window stands at window_begin + i in the causal mask.

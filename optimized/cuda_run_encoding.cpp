@@ -31,9 +31,16 @@ int CudaRun::visible_frontier(const RequestState& s, int position, RowKind kind)
 
 void CudaRun::flush(RequestState& s, int frontier) {
   for (const PositionRange& range : block_cuts(config_, s.prompt_length, s.encoded, frontier)) {
-    encode(s, range, 1, config_.loops(), {});
+    if (range.begin >= s.encoded_ahead) encode(s, range, 1, config_.loops(), {});
     pending_releases_.emplace_back(&s, range);
     s.encoded = range.end;
+  }
+  // The planted fault: the next block is encoded beside its BF16 rows, where the kernels that ignore the frontier find it.
+  const PositionRange next{s.encoded, s.encoded + kGroupSize};
+  const bool ahead = planted(Fault::tail_read_as_encoded) && config_.q().enabled && next.begin >= s.encoded_ahead && next.end <= s.committed;
+  if (ahead && next.begin % kPageTokens == 0) {
+    encode(s, next, 1, config_.loops(), {});
+    s.encoded_ahead = next.end;
   }
 }
 

@@ -179,12 +179,23 @@ void CudaRun::commit(RequestState& s) {
   const int position = s.row.position, depth = s.row.last_loop;
   for (int loop = depth + 1; loop <= config_.loops(); ++loop) record_states(s, decode_state(s), {position, position + 1}, loop);
   s.record.exit_depths.push_back(static_cast<std::uint8_t>(depth));
-  if (references_) references_->release(s.row.reference, s.row.key);
+  if (references_) release_reference(s);
   s.row.committed = true;
   s.committed = position + 1;
   ++s.record.fed;
   flush(s, frontier_rule(s, s.committed));
   pending_emissions_.push_back({&s, position});
+}
+
+void CudaRun::release_reference(RequestState& s) {
+  if (!planted(Fault::stale_reference_slot)) return references_->release(s.row.reference, s.row.key);
+  // Held until the successor has read it. A row that left before loop 2 has nothing to read.
+  if (s.previous_reference) references_->release(s.previous_reference->first, s.previous_reference->second);
+  s.previous_reference.emplace(s.row.reference, s.row.key);
+  if (s.row.last_loop < 2) {
+    references_->release(s.row.reference, s.row.key);
+    s.previous_reference.reset();
+  }
 }
 
 // Nothing more will run for this request: its K/V goes to the record, then its memory is free for others.
@@ -194,6 +205,9 @@ void CudaRun::finish_request(RequestState& s) {
   kv_.upload();
   if (options_.record.kv) record.kv = read_planes(kv_, s.slot, length, s.encoded, config_.loops(), allocator_, stream_);
   if (options_.record.codec) record.blocks = read_blocks(kv_, s.slot, stream_);
+  std::erase_if(record.blocks, [&](const CodecBlock& block) { return block.positions.begin >= s.encoded; });  // by a planted fault only
+  if (s.previous_reference) references_->release(s.previous_reference->first, s.previous_reference->second);
+  s.previous_reference.reset();
   for (auto& hidden : record.hidden) {
     if (hidden.empty()) continue;
     hidden.shape[0] = length;

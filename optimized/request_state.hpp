@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "models/run_record.hpp"
@@ -43,10 +44,12 @@ struct RequestState {
   std::vector<std::optional<WindowState>> windows;       // between the first and the last loop of the window
   int committed = 0;
   int encoded = 0;                                       // encoded frontier reached so far
+  int encoded_ahead = 0;                                 // end of what a planted fault has encoded beyond it
   std::uint64_t incarnations = 0;
   bool stopped = false;                                  // EOS was emitted
   bool finished = false;                                 // harvested and closed
   DecodeRow row;
+  std::optional<std::pair<int, ReferenceStore::Key>> previous_reference;  // kept by a planted fault
   RequestRecord record;                                  // filled as the run proceeds
 
   int fed_limit() const { return capacity - prompt_length; }

@@ -677,6 +677,7 @@ class ReferenceExecutor final : public Executor {
   std::string name() const override { return "reference"; }
 
   void begin(const Trace& trace, const EffectiveConfig& config, const RunOptions& options) override {
+    require_fault_in(options.fault, name());
     if (config.exit().mode == ExitMode::trace) {
       for (std::size_t i = 0; i < trace.requests.size(); ++i) {
         if (trace.requests[i].exit_depths.size() < static_cast<std::size_t>(trace.requests[i].max_new_tokens)) {

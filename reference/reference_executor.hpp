@@ -9,7 +9,7 @@
 
 namespace loopgauge::reference {
 
-// `checkpoint` must outlive the executor. Supports every profile, configuration and planted fault.
+// `checkpoint` must outlive the executor. Supports every profile, every configuration and the planted faults with `in_reference`.
 std::unique_ptr<Executor> make_reference_executor(const Checkpoint& checkpoint);
 
 }  // namespace loopgauge::reference

@@ -26,7 +26,7 @@ template <int kHeadDim>
 void launch(const AttentionDecodeArguments& a, cudaStream_t stream) {
   const int splits = split::split_count(a.max_length, kSplitTokens);
   const split::Partials partials = split::partials_at(a.workspace, a.kv.shape, a.row_count, splits);
-  const split::Arguments arguments{a.kv, a.layer, a.q, a.q_row_stride, a.rows, {}, nullptr, 0, nullptr, partials, a.fault, a.kernel_fault};
+  const split::Arguments arguments{a.kv, a.layer, a.q, a.q_row_stride, a.rows, {}, nullptr, 0, nullptr, partials, a.fault};
   const dim3 grid(splits, a.kv.shape.heads, a.row_count);
   split::split_attention_kernel<kHeadDim, kSplitTokens / kPageTokens, split::Purpose::attention>
       <<<grid, split::kThreads, 0, stream>>>(arguments);

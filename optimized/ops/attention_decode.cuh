@@ -8,7 +8,6 @@
 #include <cstdint>
 
 #include "models/fault.hpp"
-#include "optimized/kv/kernel_fault.hpp"
 #include "optimized/kv/kv_layout.hpp"
 
 namespace loopgauge::optimized {
@@ -24,7 +23,6 @@ struct AttentionDecodeArguments {
   __nv_bfloat16* output = nullptr;  // [rows, heads * head_dim]
   void* workspace = nullptr;        // attention_decode_workspace_bytes
   Fault fault = Fault::none;
-  KernelFault kernel_fault = KernelFault::none;
 };
 
 // Bytes of partial results: row_count * heads * splits * (head_dim + 2) floats, splits of kSplitTokens.

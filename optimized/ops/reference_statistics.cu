@@ -53,8 +53,8 @@ __global__ void contribution_combine_kernel(split::Partials partials, const Quer
 }
 
 split::Arguments split_arguments(const ReferenceStatisticsArguments& a, const split::Partials& partials) {
-  return {a.kv,           a.layer,         a.q,      a.q_row_stride, a.rows,        a.reference, a.logits,
-          a.logit_stride, a.numeric_fault, partials, a.fault,        a.kernel_fault};
+  return {a.kv,     a.layer,        a.q,             a.q_row_stride, a.rows, a.reference,
+          a.logits, a.logit_stride, a.numeric_fault, partials,       a.fault};
 }
 
 template <int kHeadDim>

@@ -8,7 +8,6 @@
 #include <cstdint>
 
 #include "models/fault.hpp"
-#include "optimized/kv/kernel_fault.hpp"
 #include "optimized/kv/kv_layout.hpp"
 #include "optimized/kv/reference_store.hpp"
 
@@ -29,7 +28,6 @@ struct ReferenceStatisticsArguments {
   void* workspace = nullptr;        // reference_statistics_workspace_bytes
   std::uint64_t* numeric_fault = nullptr;  // one word, see numeric_fault.hpp; lowered when a logit is not finite
   Fault fault = Fault::none;
-  KernelFault kernel_fault = KernelFault::none;
 };
 
 std::size_t reference_statistics_workspace_bytes(const KvShape& shape, int row_count, int max_length);

@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(kThreads) select_keys_kernel(SelectKeysArgumen
     std::uint64_t equal = equal_masks[page];
     std::uint32_t before = equal_before[page];
     std::uint64_t taken = 0;
-    if (arguments.kernel_fault == KernelFault::threshold_tie_by_arrival)
+    if (arguments.fault == Fault::threshold_tie_by_arrival)
       before = carried - before - static_cast<std::uint32_t>(__popcll(equal));
     for (std::uint32_t i = before; i < remaining && equal != 0; ++i) {
       const std::uint64_t lowest = equal & (~equal + 1);

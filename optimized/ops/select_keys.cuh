@@ -6,7 +6,6 @@
 #include <cstdint>
 
 #include "models/fault.hpp"
-#include "optimized/kv/kernel_fault.hpp"
 #include "optimized/kv/kv_layout.hpp"
 #include "optimized/kv/reference_store.hpp"
 
@@ -23,7 +22,6 @@ struct SelectKeysArguments {
   ReferenceView reference;                 // `selected` is written
   std::uint64_t* numeric_fault = nullptr;  // lowered when a logit is not finite; the selection of that row is then unspecified
   Fault fault = Fault::none;
-  KernelFault kernel_fault = KernelFault::none;
 };
 
 // Specification clause and reference counterpart: SPEC.md "Sparse decode attention": S = the k keys of highest FP32 scaled logit, ties to

@@ -32,7 +32,7 @@ void launch(const SparseCorrectionArguments& a, cudaStream_t stream) {
   const int splits = split::split_count(a.max_length, kCorrectionSplitTokens);
   const split::Partials partials = split::partials_at(a.workspace, a.kv.shape, a.row_count, splits);
   const split::Arguments arguments{a.kv,    a.layer, a.q,     a.q_row_stride, a.rows,  a.reference,
-                                   nullptr, 0,       nullptr, partials,       a.fault, a.kernel_fault};
+                                   nullptr, 0,       nullptr, partials,       a.fault};
   const dim3 grid(splits, a.kv.shape.heads, a.row_count);
   split::split_attention_kernel<kHeadDim, kCorrectionSplitTokens / kPageTokens, split::Purpose::correction>
       <<<grid, split::kThreads, 0, stream>>>(arguments);

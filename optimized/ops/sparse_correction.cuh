@@ -8,7 +8,6 @@
 #include <cstdint>
 
 #include "models/fault.hpp"
-#include "optimized/kv/kernel_fault.hpp"
 #include "optimized/kv/kv_layout.hpp"
 #include "optimized/kv/reference_store.hpp"
 
@@ -26,7 +25,6 @@ struct SparseCorrectionArguments {
   __nv_bfloat16* output = nullptr;  // [rows, heads * head_dim]
   void* workspace = nullptr;        // sparse_correction_workspace_bytes
   Fault fault = Fault::none;
-  KernelFault kernel_fault = KernelFault::none;
 };
 
 std::size_t sparse_correction_workspace_bytes(const KvShape& shape, int row_count, int max_length);

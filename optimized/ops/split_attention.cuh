@@ -11,7 +11,6 @@
 #include <cstdint>
 
 #include "models/fault.hpp"
-#include "optimized/kv/kernel_fault.hpp"
 #include "optimized/kv/kv_layout.hpp"
 #include "optimized/kv/numeric_fault.hpp"
 #include "optimized/kv/reference_store.hpp"
@@ -60,7 +59,6 @@ struct Arguments {
   std::uint64_t* numeric_fault;
   Partials partials;
   Fault fault;
-  KernelFault kernel_fault;
 };
 
 #ifdef __CUDACC__
@@ -128,7 +126,6 @@ struct PageReader {
   int loop;
   std::uint64_t own_row;  // bit of the query's own position, if it lies in this page
   Fault fault;
-  KernelFault kernel_fault;
 
   __device__ __forceinline__ int history_loop() const { return fault == Fault::loop_off_by_one && loop > 1 ? loop - 1 : loop; }
 
@@ -166,8 +163,7 @@ struct PageReader {
     const std::uint64_t active = map->active[stream - 1];
     const int last_place = static_cast<int>(map->rows[stream - 1]) - 1 - static_cast<int>(map->rank[stream - 1]);
     const bool absent_too = fault == Fault::absent_residual_as_code_zero && tensor == KvTensor::k && map->rows[stream - 1] > 0;
-    return list_rows(absent_too ? encoded : encoded & active, active, max(last_place, 0), kernel_fault == KernelFault::wrong_compact_rank,
-                     list, lane);
+    return list_rows(absent_too ? encoded : encoded & active, active, max(last_place, 0), fault == Fault::wrong_compact_rank, list, lane);
   }
 };
 
@@ -363,7 +359,7 @@ __device__ __forceinline__ void dot_stream(const PageReader& page, int stream, c
             const int i = base + 16 * t + 8 * half + row_lane;
             if (i < end) {
               float dot = __fmul_rn(__fadd_rn(sums[2 * half], sums[2 * half + 1]), down);
-              if (page.kernel_fault == KernelFault::half_precision_stream_dots) dot = __half2float(__float2half_rn(dot));
+              if (page.fault == Fault::half_precision_stream_dots) dot = __half2float(__float2half_rn(dot));
               float& target = dots[entry_row(list[i])];
               target = __fadd_rn(target, __fadd_rn(dot, bias));
             }
@@ -520,10 +516,8 @@ __global__ void __launch_bounds__(kThreads, 4) split_attention_kernel(Arguments 
   const int part = lane % kRowLanes;
   RowEntry* list = lists[warp];
 
-  const int reference_slot =
-      kPurpose == Purpose::correction && arguments.kernel_fault == KernelFault::stale_reference_slot ? row.reference ^ 1 : row.reference;
   const std::size_t state =
-      kSelected || kPurpose == Purpose::statistics ? reference_index(shape, reference_slot, arguments.layer, head) : 0;
+      kSelected || kPurpose == Purpose::statistics ? reference_index(shape, row.reference, arguments.layer, head) : 0;
   float* logits = nullptr;
   if constexpr (kPurpose == Purpose::statistics || kPurpose == Purpose::contribution) {
     logits = arguments.logits + (static_cast<std::int64_t>(row_index) * shape.heads + head) * arguments.logit_stride;
@@ -544,13 +538,12 @@ __global__ void __launch_bounds__(kThreads, 4) split_attention_kernel(Arguments 
                       head,
                       row.loop,
                       page_mask(page, row.position, row.position + 1),
-                      arguments.fault,
-                      arguments.kernel_fault};
+                      arguments.fault};
   };
 
   const auto encoded_rows = [&](int page) {
     int frontier = row.encoded_frontier;
-    if (arguments.kernel_fault == KernelFault::tail_read_as_encoded && request.pages[page].base_payload != 0) frontier += kPageTokens;
+    if (arguments.fault == Fault::tail_read_as_encoded && request.pages[page].base_payload != 0) frontier += kPageTokens;
     return page_mask(page, 0, frontier);
   };
 

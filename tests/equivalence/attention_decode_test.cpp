@@ -34,8 +34,7 @@ Batch random_batch(const History& history, const std::vector<int>& positions, co
   return batch;
 }
 
-std::vector<std::uint16_t> run(History& history, int layer, const Batch& batch, int max_length, Fault fault = Fault::none,
-                               optimized::KernelFault kernel_fault = optimized::KernelFault::none) {
+std::vector<std::uint16_t> run(History& history, int layer, const Batch& batch, int max_length, Fault fault = Fault::none) {
   optimized::DeviceAllocator& allocator = history.allocator();
   const auto rows = static_cast<int>(batch.rows.size());
   DeviceArray<std::uint16_t> q(allocator, batch.q), output(allocator, batch.q.size());
@@ -50,8 +49,7 @@ std::vector<std::uint16_t> run(History& history, int layer, const Batch& batch, 
                                .max_length = max_length,
                                .output = reinterpret_cast<__nv_bfloat16*>(output.data()),
                                .workspace = workspace.data(),
-                               .fault = fault,
-                               .kernel_fault = kernel_fault},
+                               .fault = fault},
                               history.stream());
   return output.download();
 }
@@ -212,18 +210,16 @@ TEST(AttentionDecodeDevice, PlantedFaultsShow) {
   EXPECT_NE(run(history, 0, batch, 300, Fault::absent_residual_as_code_zero), right);
 }
 
-// Faults of the optimized side are outside the tolerance, where the right kernel is inside.
+// Faults of the optimized runtime alone are outside the tolerance, where the right kernel is inside.
 TEST(AttentionDecodeDevice, KernelFaultsAreDetected) {
   LOOPGAUGE_REQUIRE_DEVICE();
-  using optimized::KernelFault;
   History history({.positions = 300, .prompt = 200, .keep_planes = true});
   history.encode({{0, 192}, {192, 256}});
   const Batch batch = random_batch(history, {256, 299}, {192, 256}, 17);
-  for (const KernelFault fault :
-       {KernelFault::none, KernelFault::half_precision_stream_dots, KernelFault::wrong_compact_rank, KernelFault::tail_read_as_encoded}) {
+  for (const Fault fault : {Fault::none, Fault::half_precision_stream_dots, Fault::wrong_compact_rank, Fault::tail_read_as_encoded}) {
     ErrorCheck check;
-    compare(history, batch, run(history, 0, batch, 300, Fault::none, fault), 0, check);
-    EXPECT_EQ(check.within(output_tolerance().differing_share), fault == KernelFault::none) << "fault " << static_cast<int>(fault);
+    compare(history, batch, run(history, 0, batch, 300, fault), 0, check);
+    EXPECT_EQ(check.within(output_tolerance().differing_share), fault == Fault::none) << to_string(fault);
   }
 }
 

@@ -50,7 +50,7 @@ constexpr int kMaxLength = 4500;
 
 // logits [rows][heads][length of the row], row i in reference slot `slots[i]`.
 Selection run(const std::vector<std::vector<std::vector<float>>>& logits, int bp, const std::vector<int>& slots, int layer,
-              optimized::KernelFault kernel_fault = optimized::KernelFault::none) {
+              Fault planted = Fault::none) {
   optimized::DeviceAllocator allocator = poisoning_allocator();
   const optimized::KvShape shape{2, kHeads, 64};
   const int slot_count = *std::max_element(slots.begin(), slots.end()) + 1;
@@ -78,7 +78,7 @@ Selection run(const std::vector<std::vector<std::vector<float>>>& logits, int bp
                           .logit_stride = stride,
                           .reference = view,
                           .numeric_fault = fault.data(),
-                          .kernel_fault = kernel_fault},
+                          .fault = planted},
                          nullptr);
   Selection result;
   result.fault = fault.download().front();
@@ -150,7 +150,7 @@ TEST(SelectKeysDevice, TiesByArrivalAreDetected) {
   std::vector<int> first(20);
   for (int i = 0; i < 20; ++i) first[static_cast<std::size_t>(i)] = i;
   EXPECT_EQ(run(logits, 1000, {0}, 1).keys[0], first);
-  const auto last = run(logits, 1000, {0}, 1, optimized::KernelFault::threshold_tie_by_arrival).keys[0];
+  const auto last = run(logits, 1000, {0}, 1, Fault::threshold_tie_by_arrival).keys[0];
   EXPECT_EQ(last.size(), 20u);
   EXPECT_NE(last, first);
 }
