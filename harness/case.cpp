@@ -12,8 +12,10 @@
 namespace loopgauge::harness {
 namespace {
 
-constexpr std::array<std::string_view, 11> kModeNames{"serial",     "split",         "mixed", "wcpb",   "async",  "graph",
-                                                      "block_spec", "pipeline_spec", "pd",    "prefix", "preempt"};
+// The planned ones come first.
+constexpr std::array<std::string_view, 7> kSchedules{"serial", "split", "mixed", "wcpb", "block_spec", "pipeline_spec", "pd"};
+constexpr std::size_t kPlannedSchedules = 4;
+constexpr std::array<std::string_view, 4> kModifiers{"prefix", "preempt", "async", "graph"};
 
 constexpr std::string_view kSettingsForm =
     "t0s0q0 to t1s1q1, with q1 :policy:timing, then parameters such as w64, retention10000-10000-5000-2500, keys500, tail32, "
@@ -25,6 +27,10 @@ std::string joined(std::span<const std::string_view> words) {
   std::string text;
   for (std::string_view word : words) text += (text.empty() ? "" : ", ") + std::string(word);
   return text;
+}
+
+bool contains(std::span<const std::string_view> words, std::string_view word) {
+  return std::find(words.begin(), words.end(), word) != words.end();
 }
 
 std::vector<std::string_view> split(std::string_view text, char separator) {
@@ -55,6 +61,8 @@ float parse_threshold(std::string_view number, std::string_view part) {
   }
   return value;
 }
+
+bool drafts(std::string_view schedule) { return schedule == "block_spec" || schedule == "pipeline_spec"; }
 
 // A parameter is spelled as its name directly followed by its value.
 bool take_prefix(std::string_view& text, std::string_view prefix) {
@@ -175,48 +183,103 @@ AlgorithmConfig parse_settings(std::string_view text) {
   return config;
 }
 
+// How the parameters of a schedule or modifier are written.
+std::string parameter_forms(std::string_view name) {
+  if (name == "split") return "split.p<tokens>";
+  if (name == "mixed") return "mixed.b<tokens>";
+  if (name == "wcpb") return "wcpb.c<windows>";
+  if (name == "block_spec") return "block_spec.d<loops>.k<tokens>";
+  if (name == "pipeline_spec") return "pipeline_spec.d<loops>";
+  if (name == "prefix") return "prefix.encoded, prefix.k<windows>, prefix.encoded.k<windows>";
+  if (name == "preempt") return "preempt.p<loops>";
+  return std::string(name) + " takes no parameter";
+}
+
+// False when `name` has no such parameter.
+bool parse_mode_parameter(ModeSpec& mode, std::string_view name, std::string_view word) {
+  if (name == "prefix" && word == "encoded") {
+    mode.encoded_prefix = true;
+    return true;
+  }
+  std::string_view value = word;
+  const auto number = [&](std::string_view of, std::string_view letter, int& field) {
+    if (name != of || !take_prefix(value, letter)) return false;
+    field = parse_number(value, word);
+    return true;
+  };
+  return number("split", "p", mode.piece_tokens) || number("mixed", "b", mode.token_budget) || number("wcpb", "c", mode.chunk_windows) ||
+         number("block_spec", "d", mode.draft_depth) || number("pipeline_spec", "d", mode.draft_depth) ||
+         number("block_spec", "k", mode.draft_length) || number("prefix", "k", mode.published_windows) ||
+         number("preempt", "p", mode.preempt_loops);
+}
+
 }  // namespace
 
-std::span<const std::string_view> mode_names() { return kModeNames; }
+std::span<const std::string_view> schedule_names() { return kSchedules; }
+std::span<const std::string_view> modifier_names() { return kModifiers; }
+
+bool is_planned(std::string_view schedule) {
+  const auto planned = std::span(kSchedules).first(kPlannedSchedules);
+  return std::find(planned.begin(), planned.end(), schedule) != planned.end();
+}
+
+std::string available_modes() {
+  return joined(std::span(kSchedules).first(kPlannedSchedules)) + ", each with any of " + joined(kModifiers);
+}
 
 std::string mode_text(const ModeSpec& mode) {
-  if (std::find(kModeNames.begin(), kModeNames.end(), mode.name) == kModeNames.end()) {
-    throw ConfigError("mode " + in_quotes(mode.name) + " is not one of: " + joined(kModeNames));
+  if (!contains(kSchedules, mode.schedule)) throw ConfigError("mode " + in_quotes(mode.schedule) + " is not one of: " + joined(kSchedules));
+  const ModeSpec defaults;
+  const auto parameter = [](std::string_view letter, int value, int default_value, std::string_view what) {
+    return value == default_value ? std::string{} : "." + std::string(letter) + number_text(value, what);
+  };
+  std::string text = mode.schedule;
+  if (mode.schedule == "split") text += parameter("p", mode.piece_tokens, defaults.piece_tokens, "piece size");
+  if (mode.schedule == "mixed") text += parameter("b", mode.token_budget, defaults.token_budget, "token budget");
+  if (mode.schedule == "wcpb") text += parameter("c", mode.chunk_windows, defaults.chunk_windows, "chunk size");
+  if (drafts(mode.schedule)) text += ".d" + number_text(mode.draft_depth, "draft depth");
+  if (mode.schedule == "block_spec") text += ".k" + number_text(mode.draft_length, "draft length");
+
+  std::string modifiers;
+  if (mode.prefix) {
+    modifiers += "+prefix" + std::string(mode.encoded_prefix ? ".encoded" : "") +
+                 parameter("k", mode.published_windows, defaults.published_windows, "number of published windows");
   }
-  std::string text = mode.name;
-  if (mode.name == "split" && mode.piece_tokens != 0) text += ".p" + number_text(mode.piece_tokens, "piece size");
-  if (mode.name == "block_spec" || mode.name == "pipeline_spec") text += ".d" + number_text(mode.draft_depth, "draft depth");
-  if (mode.name == "block_spec") text += ".k" + number_text(mode.draft_length, "draft length");
-  if (mode.name == "prefix" && mode.encoded_prefix) text += ".encoded";
-  return text;
+  if (mode.preempt) modifiers += "+preempt" + parameter("p", mode.preempt_loops, defaults.preempt_loops, "preemption period");
+  if (mode.async) modifiers += "+async";
+  if (mode.graph) modifiers += "+graph";
+  return mode.schedule == "serial" && !modifiers.empty() ? modifiers.substr(1) : text + modifiers;
 }
 
 ModeSpec parse_mode(std::string_view text) {
-  const std::vector<std::string_view> parts = split(text, '.');
   ModeSpec mode;
-  mode.name = parts[0];
-  if (std::find(kModeNames.begin(), kModeNames.end(), mode.name) == kModeNames.end()) {
-    throw ConfigError("mode " + in_quotes(mode.name) + " is not one of: " + joined(kModeNames));
-  }
-  const bool block = mode.name == "block_spec";
-  const bool pipeline = mode.name == "pipeline_spec";
-  for (std::size_t i = 1; i < parts.size(); ++i) {
-    std::string_view value = parts[i];
-    if (mode.name == "prefix" && value == "encoded") {
-      mode.encoded_prefix = true;
-    } else if (mode.name == "split" && take_prefix(value, "p")) {
-      mode.piece_tokens = parse_number(value, parts[i]);
-    } else if ((block || pipeline) && take_prefix(value, "d")) {
-      mode.draft_depth = parse_number(value, parts[i]);
-    } else if (block && take_prefix(value, "k")) {
-      mode.draft_length = parse_number(value, parts[i]);
-    } else {
-      const std::string accepted = mode.name == "split"    ? "split.p<tokens>"
-                                   : block                 ? "block_spec.d<loops>.k<tokens>"
-                                   : pipeline              ? "pipeline_spec.d<loops>"
-                                   : mode.name == "prefix" ? "prefix.encoded"
-                                                           : mode.name + " takes no parameter";
-      throw ConfigError("mode parameter " + in_quotes(parts[i]) + " of " + in_quotes(text) + " is not known (" + accepted + ")");
+  std::vector<std::string_view> seen;
+  for (std::string_view part : split(text, '+')) {
+    const std::vector<std::string_view> words = split(part, '.');
+    const std::string_view name = words[0];
+    const bool schedule = contains(kSchedules, name);
+    if (!schedule && !contains(kModifiers, name)) {
+      throw ConfigError((part == text ? "mode " : "part ") + in_quotes(name) + (part == text ? "" : " of mode " + in_quotes(text)) +
+                        " is not one of: " + joined(kSchedules) + ", " + joined(kModifiers));
+    }
+    if (contains(seen, name)) throw ConfigError("mode " + in_quotes(text) + " names " + in_quotes(name) + " twice");
+    if (schedule) {
+      const auto other = std::find_if(seen.begin(), seen.end(), [](std::string_view earlier) { return contains(kSchedules, earlier); });
+      if (other != seen.end()) {
+        throw ConfigError("mode " + in_quotes(text) + " names two schedules, " + in_quotes(*other) + " and " + in_quotes(name) +
+                          ": one orders the work, " + joined(kModifiers) + " may be added to it");
+      }
+      mode.schedule = name;
+    }
+    seen.push_back(name);
+    mode.prefix |= name == "prefix";
+    mode.preempt |= name == "preempt";
+    mode.async |= name == "async";
+    mode.graph |= name == "graph";
+    for (const std::string_view word : std::span(words).subspan(1)) {
+      if (!parse_mode_parameter(mode, name, word)) {
+        throw ConfigError("mode parameter " + in_quotes(word) + " of " + in_quotes(text) + " is not known (" + parameter_forms(name) + ")");
+      }
     }
   }
   if (const std::string canonical = mode_text(mode); canonical != text) {

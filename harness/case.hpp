@@ -6,12 +6,21 @@
 // Grammar (no character of it is expanded by a shell):
 //
 //   id        = mode "/" settings "/" trace
-//   mode      = name { "." parameter }              serial  split  split.p100  block_spec.d2.k4  prefix.encoded
+//   mode      = part { "+" part }        serial  split.p100  wcpb+prefix+async  mixed.b64+prefix.k4+preempt  async+graph
+//   part      = name { "." parameter }
+//     A mode is one schedule and any of the modifiers, in this order:
+//       serial | split | mixed | wcpb | block_spec | pipeline_spec | pd      schedule
+//       prefix, preempt, async, graph                                        modifiers
+//     `serial` is written only alone: async is serial order, executed asynchronously. Parameters:
 //     p<N>       split: at most N tokens of a window in one submission; without it, whole windows
+//     b<N>       mixed: token budget of a submission (256)
+//     c<N>       wcpb: windows of a chunk (1)
 //     d<N>       block_spec, pipeline_spec: loops of the draft (default 2)
 //     k<N>       block_spec: drafted tokens a round (default 4)
 //     encoded    prefix: reuse encoded windows, not BF16 planes
-//     block_spec always writes d and k, pipeline_spec always writes d.
+//     k<N>       prefix: at most N windows are published at once (no limit)
+//     p<N>       preempt: a request is preempted after every N of its loops (3)
+//     Parameters are written where they differ from the default, but block_spec always writes d and k, pipeline_spec always writes d.
 //   settings  = "t" bit "s" bit "q" bit [ ":" policy ":" timing ] { ":" parameter }
 //     policy and timing are written exactly when q1. Parameters are written only where they differ from the default, in this order:
 //     w<N>                            window in tokens (256)
@@ -34,17 +43,28 @@
 #include <string_view>
 #include <vector>
 
+#include "harness/shard.hpp"
 #include "models/algorithm_config.hpp"
 
 namespace loopgauge::harness {
 
-// An execution mode of SPEC.md, "Execution modes", with its parameters. Parameters of other modes keep their defaults.
+// An execution mode of SPEC.md, "Execution modes": a schedule and modifiers, with their parameters. Parameters of what is not chosen keep
+// their defaults.
 struct ModeSpec {
-  std::string name = "serial";  // serial split mixed wcpb async graph block_spec pipeline_spec pd prefix preempt
-  int piece_tokens = 0;         // split: most tokens of a window in one submission; 0 = whole windows
-  int draft_depth = 2;          // block_spec, pipeline_spec: loops of the draft
-  int draft_length = 4;         // block_spec: drafted tokens a round (K)
-  bool encoded_prefix = false;  // prefix: completed windows are reused encoded
+  std::string schedule = "serial";  // serial split mixed wcpb block_spec pipeline_spec pd
+  int piece_tokens = 0;             // split: most tokens of a window in one submission; 0 = whole windows
+  int token_budget = 256;           // mixed: most tokens of a submission
+  int chunk_windows = 1;            // wcpb: windows of a chunk
+  int draft_depth = 2;              // block_spec, pipeline_spec: loops of the draft
+  int draft_length = 4;             // block_spec: drafted tokens a round (K)
+
+  bool prefix = false;              // completed windows are published and reused
+  bool encoded_prefix = false;      // prefix: encoded, not as BF16 planes
+  int published_windows = 0;        // prefix: most windows published at once; 0 = no limit
+  bool preempt = false;             // requests are preempted and resumed
+  int preempt_loops = 3;            // preempt: loops of a request between two preemptions
+  bool async = false;               // two submissions in flight
+  bool graph = false;               // decode steps are replayed from captured graphs
   bool operator==(const ModeSpec&) const = default;
 };
 
@@ -54,10 +74,15 @@ struct Case {
   std::string trace;  // the trace's name
 };
 
-// Every mode name of the specification, in its order.
-std::span<const std::string_view> mode_names();
+// Schedules and modifiers of the specification, in the order in which a mode spells them.
+std::span<const std::string_view> schedule_names();
+std::span<const std::string_view> modifier_names();
+// What this version plans: "serial, split, mixed, wcpb, each with any of prefix, preempt, async, graph".
+std::string available_modes();
+bool is_planned(std::string_view schedule);
 
-// "split.p100" <-> ModeSpec. The parser throws ConfigError naming the offending part and listing the accepted words.
+// "split.p100+async" <-> ModeSpec. The parser throws ConfigError naming the offending part and listing the accepted words; another order or
+// spelling is refused with the right one.
 std::string mode_text(const ModeSpec& mode);
 ModeSpec parse_mode(std::string_view text);
 
@@ -104,10 +129,12 @@ std::vector<IllegalCombination> illegal_combinations(std::string_view trace);
 // What the enumeration needs to know of a trace.
 struct CaseTrace {
   std::string name;
-  bool has_exit_depths = false;  // every request with new tokens carries exit_depths
+  bool has_exit_depths = false;      // every request with new tokens carries exit_depths
+  std::vector<ModeSpec> modes = {};  // that the set chooses for it; empty: default_modes()
+  int window = AlgorithmConfig{}.window;
 };
 
-// Modes that this version plans and a sweep replays by default: serial, split.
+// Modes that a sweep replays where neither the user nor the set of traces chooses: serial, split.
 std::vector<ModeSpec> default_modes();
 
 // The threshold of the enumerated exit cases: on ouro-tiny it ends some tokens after loop 2, most after loop 3 and a few after loop 4.
@@ -117,19 +144,17 @@ inline constexpr float kEnumeratedExitThreshold = 0.5f;
 // neighbours):
 //   settings: t0s0q0, t0s0q1, ..., t1s1q1; with q1 each of fixed_prompt, rolling, streaming, all serial_aligned
 //   exits:    full; for a trace whose name begins with "exit-" also exit=threshold0.5; for a trace with has_exit_depths also exit=trace
-// Everything else has its default. A mode that cannot run raises what require_runnable raises.
+//   window:   the trace's
+//   modes:    `modes`; when empty those of the trace
+// Everything else has its default. Illegal combinations (prefix under streaming, async with a threshold) are no cases; a mode that is illegal
+// everywhere, or not available, raises what require_runnable raises.
 std::vector<Case> enumerate_cases(std::span<const CaseTrace> traces, std::span<const ModeSpec> modes);
 
 // Glob over a whole id: `*` any characters, `/` included, `?` one character, anything else itself.
 bool glob_match(std::string_view pattern, std::string_view text);
 
-// Shard i of n, written "i/n" with 1 <= i <= n. A case belongs to the shard given by a hash of its id, so that membership does not
-// depend on the set, the filter or the order; the n shards partition any list of cases.
-struct Shard {
-  int index = 1;
-  int count = 1;
-};
-Shard parse_shard(std::string_view text);  // throws ConfigError
+// A case belongs to the shard given by a hash of its id, so that membership does not depend on the set, the filter or the order; the n shards
+// partition any list of cases.
 bool in_shard(std::string_view id, const Shard& shard);
 
 }  // namespace loopgauge::harness

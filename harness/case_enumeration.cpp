@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which cases a sweep runs, and how a list of them is filtered and cut into shards.
-#include <charconv>
+#include <algorithm>
 
 #include "harness/case.hpp"
-#include "models/error.hpp"
 
 namespace loopgauge::harness {
 namespace {
@@ -19,6 +18,7 @@ std::vector<AlgorithmConfig> enumerated_settings(const CaseTrace& trace) {
   for (const ExitRule& exit : exits) {
     for (int bits = 0; bits < 8; ++bits) {
       AlgorithmConfig config;
+      config.window = trace.window;
       config.token_sparse_prefill.enabled = (bits & 4) != 0;
       config.sparse_decode_attention.enabled = (bits & 2) != 0;
       config.kv_residual_quantization.enabled = (bits & 1) != 0;
@@ -47,17 +47,33 @@ std::uint64_t id_hash(std::string_view id) {
 
 }  // namespace
 
-std::vector<ModeSpec> default_modes() { return {ModeSpec{.name = "serial"}, ModeSpec{.name = "split"}}; }
+std::vector<ModeSpec> default_modes() { return {ModeSpec{}, ModeSpec{.schedule = "split"}}; }
 
 std::vector<Case> enumerate_cases(std::span<const CaseTrace> traces, std::span<const ModeSpec> modes) {
   std::vector<Case> cases;
+  std::vector<Case> refused;            // the first of every mode
+  std::vector<ModeSpec> with_cases;
+  const auto contains = [](const auto& list, const auto& matches) { return std::any_of(list.begin(), list.end(), matches); };
   for (const CaseTrace& trace : traces) {
+    const std::vector<ModeSpec> chosen = !modes.empty()         ? std::vector<ModeSpec>(modes.begin(), modes.end())
+                                         : !trace.modes.empty() ? trace.modes
+                                                                : default_modes();
     for (const AlgorithmConfig& config : enumerated_settings(trace)) {
-      for (const ModeSpec& mode : modes) {
-        cases.push_back({mode, config, trace.name});
-        require_runnable(cases.back());
+      for (const ModeSpec& mode : chosen) {
+        const Case value{mode, config, trace.name};
+        const std::optional<Refusal> refusal = case_refusal(value);
+        if (refusal && refusal->kind == RefusalKind::not_available) require_runnable(value);
+        if (!refusal) {
+          cases.push_back(value);
+          if (!contains(with_cases, [&](const ModeSpec& other) { return other == mode; })) with_cases.push_back(mode);
+        } else if (!contains(refused, [&](const Case& other) { return other.mode == mode; })) {
+          refused.push_back(value);
+        }
       }
     }
+  }
+  for (const Case& value : refused) {
+    if (!contains(with_cases, [&](const ModeSpec& mode) { return mode == value.mode; })) require_runnable(value);
   }
   return cases;
 }
@@ -81,17 +97,6 @@ bool glob_match(std::string_view pattern, std::string_view text) {
   }
   while (p < pattern.size() && pattern[p] == '*') ++p;
   return p == pattern.size();
-}
-
-Shard parse_shard(std::string_view text) {
-  Shard shard;
-  const char* const end = text.data() + text.size();
-  const auto first = std::from_chars(text.data(), end, shard.index);
-  if (first.ec == std::errc{} && first.ptr != end && *first.ptr == '/') {
-    const auto second = std::from_chars(first.ptr + 1, end, shard.count);
-    if (second.ec == std::errc{} && second.ptr == end && shard.index >= 1 && shard.index <= shard.count) return shard;
-  }
-  throw ConfigError("shard '" + std::string(text) + "' is not of the form i/n with 1 <= i <= n, such as 1/4");
 }
 
 bool in_shard(std::string_view id, const Shard& shard) {

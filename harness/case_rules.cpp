@@ -16,7 +16,12 @@ struct Rule {
   std::string_view example;  // mode and settings of a case that this rule is the first to refuse
 };
 
-bool is(const Case& value, std::string_view mode) { return value.mode.name == mode; }
+bool is(const Case& value, std::string_view schedule) { return value.mode.schedule == schedule; }
+
+bool streaming(const Case& value) {
+  const auto& q = value.config.kv_residual_quantization;
+  return q.enabled && q.policy == EncodingPolicy::streaming;
+}
 
 bool serial_aligned_encoding(const Case& value) {
   const auto& q = value.config.kv_residual_quantization;
@@ -37,11 +42,17 @@ constexpr std::array kRules{
          "block speculation drafts at least one token (k1)", "block_spec.d2.k0/t0s0q0"},
     Rule{kIllegal, [](const Case& c) { return is(c, "pipeline_spec") && (c.mode.draft_depth < 1 || c.mode.draft_depth >= kLoops); },
          "a token pipeline advances one to three loops a cycle (d1, d2, d3)", "pipeline_spec.d4/t0s0q0"},
+    Rule{kIllegal, [](const Case& c) { return is(c, "mixed") && c.mode.token_budget < 2; },
+         "a mixed submission has room for a decode row and a prompt position: its token budget is at least 2 (b2)", "mixed.b1/t0s0q0"},
+    Rule{kIllegal, [](const Case& c) { return is(c, "wcpb") && c.mode.chunk_windows < 1; }, "a chunk is at least one whole window (c1)",
+         "wcpb.c0/t0s0q0"},
+    Rule{kIllegal, [](const Case& c) { return c.mode.preempt && c.mode.preempt_loops < 1; },
+         "a request runs at least one loop between two preemptions (p1)", "preempt.p0/t0s0q0"},
     Rule{kIllegal, [](const Case& c) { return is(c, "block_spec") && c.config.exit.mode != ExitMode::full; },
          "block speculation verifies all four loops: it needs exit full", "block_spec.d2.k4/t0s0q0:exit=threshold0.9"},
     Rule{kIllegal, [](const Case& c) { return is(c, "pipeline_spec") && c.config.exit.mode != ExitMode::full; },
          "a token pipeline verifies all four loops: it needs exit full", "pipeline_spec.d2/t0s0q0:exit=trace"},
-    Rule{kIllegal, [](const Case& c) { return is(c, "async") && c.config.exit.mode == ExitMode::threshold; },
+    Rule{kIllegal, [](const Case& c) { return c.mode.async && c.config.exit.mode == ExitMode::threshold; },
          "asynchronous execution issues the next loop before the gate is read: it needs exit full, trace or delayed",
          "async/t0s0q0:exit=threshold0.9"},
     Rule{kIllegal,
@@ -57,27 +68,20 @@ constexpr std::array kRules{
          "serial_aligned encoding under a token pipeline needs a tail of at least the number of live tokens, so that no candidate row is "
          "encoded",
          "pipeline_spec.d1/t0s0q1:rolling:serial_aligned:tail3"},
-    Rule{kIllegal,
-         [](const Case& c) {
-           const auto& q = c.config.kv_residual_quantization;
-           return is(c, "prefix") && c.mode.encoded_prefix && !(q.enabled && q.policy == EncodingPolicy::streaming);
-         },
+    Rule{kIllegal, [](const Case& c) { return c.mode.prefix && c.mode.encoded_prefix && !streaming(c); },
          "encoded windows can be reused only with q1 under streaming: the block cuts of the other policies depend on the prompt length",
          "prefix.encoded/t0s0q1:rolling:serial_aligned"},
+    Rule{kIllegal, [](const Case& c) { return c.mode.prefix && !c.mode.encoded_prefix && streaming(c); },
+         "under streaming a completed window exists only encoded, so there are no BF16 planes to reuse: write prefix.encoded",
+         "prefix/t0s0q1:streaming:serial_aligned"},
     Rule{kIllegal, [](const Case& c) { return serial_aligned_encoding(c) && c.config.kv_residual_quantization.flush == FlushRule::eager; },
          "eager flushing encodes rows before they are final, which serial_aligned timing forbids: use execution_dependent",
          "serial/t0s0q1:rolling:serial_aligned:flush=eager"},
 
-    Rule{kNotAvailable, [](const Case& c) { return is(c, "mixed"); }, "mixed scheduling has no planner", "mixed/t0s0q0"},
-    Rule{kNotAvailable, [](const Case& c) { return is(c, "wcpb"); }, "wavefront chunked prefill batching has no planner", "wcpb/t0s0q0"},
-    Rule{kNotAvailable, [](const Case& c) { return is(c, "async"); }, "asynchronous execution has no planner", "async/t0s0q0"},
-    Rule{kNotAvailable, [](const Case& c) { return is(c, "graph"); }, "graph replay has no planner", "graph/t0s0q0"},
     Rule{kNotAvailable, [](const Case& c) { return is(c, "block_spec"); }, "block speculation has no planner", "block_spec.d2.k4/t0s0q0"},
     Rule{kNotAvailable, [](const Case& c) { return is(c, "pipeline_spec"); }, "the token pipeline has no planner",
          "pipeline_spec.d2/t0s0q0"},
     Rule{kNotAvailable, [](const Case& c) { return is(c, "pd"); }, "prefill/decode disaggregation has no planner", "pd/t0s0q0"},
-    Rule{kNotAvailable, [](const Case& c) { return is(c, "prefix"); }, "prefix reuse has no planner", "prefix/t0s0q0"},
-    Rule{kNotAvailable, [](const Case& c) { return is(c, "preempt"); }, "preemption has no planner", "preempt/t0s0q0"},
 };
 
 }  // namespace
@@ -95,7 +99,7 @@ void require_runnable(const Case& value) {
   if (!refusal) return;
   const std::string message = "case " + case_id(value) + " is " + std::string(to_string(refusal->kind)) + ": " + refusal->reason;
   if (refusal->kind == RefusalKind::illegal) throw ConfigError(message);
-  throw UnsupportedError(message + " (available: serial, split)");
+  throw UnsupportedError(message + " (available: " + available_modes() + ")");
 }
 
 std::vector<IllegalCombination> illegal_combinations(std::string_view trace) {

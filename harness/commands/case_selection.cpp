@@ -21,13 +21,12 @@ bool has_exit_depths(const Trace& trace) {
 // Cases that differ in the mode only stay in one shard: their bits are compared with each other, so they share runs.
 std::string shard_key(const Case& value) { return settings_text(value.config) + "/" + value.trace; }
 
-std::vector<std::filesystem::path> trace_paths_of_set(const std::string& set) {
+TraceSet read_named_set(const std::string& set) {
   const bool is_file = set.find('/') != std::string::npos || set.ends_with(".txt");
-  const std::filesystem::path set_file = is_file ? std::filesystem::path(set) : data_directory() / "sets" / (set + ".txt");
-  std::vector<std::filesystem::path> paths;
-  for (const std::string& name : read_set(set_file)) paths.push_back(trace_path(name));
-  return paths;
+  return read_set(is_file ? std::filesystem::path(set) : data_directory() / "sets" / (set + ".txt"));
 }
+
+bool contains(const std::vector<ModeSpec>& modes, const ModeSpec& mode) { return std::find(modes.begin(), modes.end(), mode) != modes.end(); }
 
 }  // namespace
 
@@ -41,10 +40,10 @@ std::filesystem::path trace_path(const std::string& name) {
 }
 
 CaseSelectionOptions::CaseSelectionOptions(CLI::App& command) {
-  CLI::Option* set = command.add_option("--set", set_, "Traces: smoke, ci, full, or a set file (a path with '/' or ending in .txt)");
+  CLI::Option* set = command.add_option("--set", set_, "Traces: smoke, ci, full, modes, or a set file (a path with '/' or ending in .txt)");
   set->type_name("SET")->capture_default_str();
   command.add_option("--traces", traces_, "Trace files instead of a set")->type_name("FILE")->excludes(set);
-  command.add_option("--mode", modes_, "Execution modes: serial, split, split.p<tokens> (default serial split)")->type_name("MODE");
+  command.add_option("--mode", modes_, "Execution modes, such as serial, split.p100, wcpb+prefix+async (default: those of the set, else serial split)")->type_name("MODE");
   command.add_option("--filter", filters_, "Keep the case ids that match one of these globs (* any characters, ? one)")->type_name("GLOB");
   command.add_option("--shard", shard_, "Keep shard i of n, 1 <= i <= n; the n shards partition the cases")->type_name("i/n");
 }
@@ -55,26 +54,42 @@ CaseSelection CaseSelectionOptions::resolve() const {
     modes.push_back(parse_mode(mode));
     if (std::find(modes.begin(), modes.end() - 1, modes.back()) != modes.end() - 1) throw ConfigError("--mode " + mode + " is given twice");
   }
-  if (modes.empty()) modes = default_modes();
   const Shard shard = shard_.empty() ? Shard{} : parse_shard(shard_);
 
   CaseSelection selection;
   selection.set = traces_.empty() ? set_ : "";
   selection.shard = shard_;
-  const std::vector<std::filesystem::path> paths =
-      traces_.empty() ? trace_paths_of_set(set_) : std::vector<std::filesystem::path>(traces_.begin(), traces_.end());
-  std::vector<CaseTrace> traces;
-  for (const std::filesystem::path& path : paths) {
-    const Trace trace = read_trace(path);
+  const auto add_trace = [&](const std::filesystem::path& path) {
+    Trace trace = read_trace(path);
     const auto [earlier, is_new] = selection.trace_files.emplace(trace.name, path);
     if (!is_new) {
       throw ConfigError("traces " + earlier->second.string() + " and " + path.string() + " have the same name '" + trace.name +
                         "', so their case ids would be the same");
     }
-    traces.push_back({trace.name, has_exit_depths(trace)});
+    return CaseTrace{trace.name, has_exit_depths(trace)};
+  };
+  std::vector<CaseTrace> traces;
+  std::vector<Case> listed;
+  if (traces_.empty()) {
+    const TraceSet set = read_named_set(set_);
+    for (const SetTrace& entry : set.traces) {
+      traces.push_back(add_trace(trace_path(entry.name)));
+      for (const std::string& mode : entry.modes) traces.back().modes.push_back(parse_mode(mode));
+      if (entry.window != 0) traces.back().window = entry.window;
+    }
+    for (const std::string& id : set.cases) listed.push_back(parse_case_id(id));
+  } else {
+    for (const std::string& path : traces_) traces.push_back(add_trace(path));
   }
 
-  const std::vector<Case> all = enumerate_cases(traces, modes);
+  std::vector<Case> all = enumerate_cases(traces, modes);
+  for (const Case& value : listed) {
+    require_runnable(value);
+    if (!selection.trace_files.contains(value.trace)) add_trace(trace_path(value.trace));
+    const auto same = [&](const Case& other) { return case_id(other) == case_id(value); };
+    if (std::any_of(all.begin(), all.end(), same)) throw ConfigError("set " + set_ + " holds case " + case_id(value) + " twice");
+    if (modes.empty() || contains(modes, value.mode)) all.push_back(value);
+  }
   for (const Case& value : all) {
     const std::string id = case_id(value);
     const bool matches = filters_.empty() ||

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which cases a verb works on: `list` prints exactly what `sweep` with the same flags replays.
-//   --set smoke|ci|full|FILE   traces of a set (data/sets); a word with a '/' or ending in .txt is a file
+//   --set smoke|ci|full|modes|FILE   traces and cases of a set (data/sets); a word with a '/' or ending in .txt is a file
 //   --traces FILE...           trace files instead of a set
-//   --mode MODE...             execution modes (serial split)
+//   --mode MODE...             execution modes, in place of those of the set
 //   --filter GLOB...           keep the ids that match one of the globs
 //   --shard i/n                keep the ids of one shard
 #pragma once

@@ -41,11 +41,11 @@ void read_retention(Settings& settings, std::string_view text) {
   }
 }
 
+// Draft parameters may come from their own flags, so the bare name of a speculating schedule is accepted.
 void read_mode(Settings& settings, std::string_view text) {
-  const auto names = mode_names();
-  if (std::find(names.begin(), names.end(), text) != names.end()) {
+  if (text == "block_spec" || text == "pipeline_spec") {
     settings.mode = ModeSpec{};
-    settings.mode.name = text;
+    settings.mode.schedule = text;
   } else {
     settings.mode = parse_mode(text);
   }
@@ -57,7 +57,7 @@ void read_exit(Settings& settings, std::string_view text) {
   settings.config.exit.min_loops = min_loops;
 }
 
-bool drafts(const Settings& settings) { return settings.mode.name == "block_spec" || settings.mode.name == "pipeline_spec"; }
+bool drafts(const Settings& settings) { return settings.mode.schedule == "block_spec" || settings.mode.schedule == "pipeline_spec"; }
 bool t_enabled(const Settings& settings) { return settings.config.token_sparse_prefill.enabled; }
 bool s_enabled(const Settings& settings) { return settings.config.sparse_decode_attention.enabled; }
 bool q_enabled(const Settings& settings) { return settings.config.kv_residual_quantization.enabled; }
@@ -78,14 +78,14 @@ using V = std::string_view;
 
 // In the order in which they are read: switches before what depends on them, the mode before its parameters.
 constexpr std::array kRows{
-    SettingRow{SettingGroup::mode, "mode", "--mode", "MODE", "Execution mode: serial, split (default serial)", read_mode},
+    SettingRow{SettingGroup::mode, "mode", "--mode", "MODE", "Execution mode: serial, split, mixed or wcpb, with any of prefix, preempt, async, graph added, as in wcpb+prefix+async (default serial)", read_mode},
     SettingRow{SettingGroup::mode, "piece_tokens", "--piece-tokens", "N",
                "split: at most N tokens of a window in one submission (default: whole windows)",
-               [](S& s, V v) { s.mode.piece_tokens = read_int(v); }, [](const S& s) { return s.mode.name == "split"; }, "mode split"},
+               [](S& s, V v) { s.mode.piece_tokens = read_int(v); }, [](const S& s) { return s.mode.schedule == "split"; }, "mode split"},
     SettingRow{SettingGroup::mode, "draft_depth", "--draft-depth", "N", "Speculation: loops of the draft (default 2)",
                [](S& s, V v) { s.mode.draft_depth = read_int(v); }, drafts, "mode block_spec or pipeline_spec"},
     SettingRow{SettingGroup::mode, "draft_length", "--draft-length", "N", "Block speculation: drafted tokens a round (default 4)",
-               [](S& s, V v) { s.mode.draft_length = read_int(v); }, [](const S& s) { return s.mode.name == "block_spec"; },
+               [](S& s, V v) { s.mode.draft_length = read_int(v); }, [](const S& s) { return s.mode.schedule == "block_spec"; },
                "mode block_spec"},
 
     SettingRow{SettingGroup::algorithm, "", "--switches", "tXsXqX",

@@ -83,7 +83,7 @@ std::pair<Side, Side> sides(const ExplainOptions& options, const Settings& setti
     actual.profile = parse_profile(options.against_profile);
   } else if (!options.against_mode.empty()) {
     actual.mode = parse_mode(options.against_mode);
-  } else if (value.mode.name != "serial") {
+  } else if (value.mode != ModeSpec{}) {
     // The case's own plan is in question, serial is what it must equal.
     Side serial = expected;
     serial.mode = parse_mode("serial");

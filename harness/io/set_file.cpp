@@ -2,6 +2,7 @@
 #include "harness/io/set_file.hpp"
 
 #include <algorithm>
+#include <charconv>
 #include <fstream>
 #include <sstream>
 
@@ -12,30 +13,62 @@ namespace {
 
 constexpr std::string_view kNameCharacters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
 
+// `words` stands behind the word `trace`.
+SetTrace read_trace_line(std::istringstream& words, const std::string& place) {
+  SetTrace trace;
+  if (!(words >> trace.name)) throw FileError(place + ": `trace` without a name");
+  if (trace.name.front() == '.' || trace.name.find_first_not_of(kNameCharacters) != std::string::npos) {
+    throw FileError(place + ": \"" + trace.name + "\" is not a trace name (letters, digits, '.', '_' and '-', not beginning with '.')");
+  }
+  std::string word;
+  bool more = static_cast<bool>(words >> word);
+  if (more && word == "window") {
+    if (!(words >> word)) throw FileError(place + ": `window` without a number of tokens");
+    const auto [end, status] = std::from_chars(word.data(), word.data() + word.size(), trace.window);
+    if (status != std::errc{} || end != word.data() + word.size() || trace.window <= 0 || trace.window % 64 != 0) {
+      throw FileError(place + ": window \"" + word + "\" is not a positive multiple of 64");
+    }
+    more = static_cast<bool>(words >> word);
+  }
+  if (!more) return trace;
+  if (word != "modes") {
+    throw FileError(place + ": \"" + word + "\" follows the trace name, expected `window <tokens>`, `modes <mode> ...` or the end of the line");
+  }
+  while (words >> word) trace.modes.push_back(word);
+  if (trace.modes.empty()) throw FileError(place + ": `modes` without a mode");
+  return trace;
+}
+
 }  // namespace
 
-std::vector<std::string> read_set(const std::filesystem::path& path) {
+TraceSet read_set(const std::filesystem::path& path) {
   std::ifstream stream(path);
   if (!stream) throw FileError(path.string() + ": the set file is missing or not readable");
-  std::vector<std::string> names;
+  TraceSet set;
   std::string line;
   for (int number = 1; std::getline(stream, line); ++number) {
     const std::string place = path.string() + ":" + std::to_string(number);
     std::istringstream words(line.substr(0, line.find('#')));
-    std::string keyword, name, extra;
+    std::string keyword;
     if (!(words >> keyword)) continue;
-    if (keyword != "trace") throw FileError(place + ": begins with \"" + keyword + "\", expected `trace <name>`");
-    if (!(words >> name)) throw FileError(place + ": `trace` without a name");
-    if (words >> extra) throw FileError(place + ": \"" + extra + "\" follows the trace name, expected one name a line");
-    if (name.front() == '.' || name.find_first_not_of(kNameCharacters) != std::string::npos) {
-      throw FileError(place + ": \"" + name + "\" is not a trace name (letters, digits, '.', '_' and '-', not beginning with '.')");
+    if (keyword == "trace") {
+      SetTrace trace = read_trace_line(words, place);
+      const auto same = [&](const SetTrace& other) { return other.name == trace.name; };
+      if (std::any_of(set.traces.begin(), set.traces.end(), same)) throw FileError(place + ": trace " + trace.name + " is listed twice");
+      set.traces.push_back(std::move(trace));
+    } else if (keyword == "case") {
+      std::string id, extra;
+      if (!(words >> id)) throw FileError(place + ": `case` without an id");
+      if (words >> extra) throw FileError(place + ": \"" + extra + "\" follows the case id, expected one id a line");
+      if (std::find(set.cases.begin(), set.cases.end(), id) != set.cases.end()) throw FileError(place + ": case " + id + " is listed twice");
+      set.cases.push_back(std::move(id));
+    } else {
+      throw FileError(place + ": begins with \"" + keyword + "\", expected `trace <name>` or `case <id>`");
     }
-    if (std::find(names.begin(), names.end(), name) != names.end()) throw FileError(place + ": trace " + name + " is listed twice");
-    names.push_back(name);
   }
   if (stream.bad()) throw FileError(path.string() + ": reading failed");
-  if (names.empty()) throw FileError(path.string() + ": lists no traces");
-  return names;
+  if (set.traces.empty() && set.cases.empty()) throw FileError(path.string() + ": lists neither traces nor cases");
+  return set;
 }
 
 }  // namespace loopgauge::harness

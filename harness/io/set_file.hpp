@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Set files: which traces a sweep replays. One `trace <name>` a line; `#` starts a comment; blank lines are ignored.
+// Set files: what a sweep replays. One line each; `#` starts a comment; blank lines are ignored.
+//
+//   trace <name> [window <tokens>] [modes <mode> ...]     a trace under every setting, optionally with another window and other modes than
+//                                                         the default ones
+//   case <id>                                             one case
 #pragma once
 
 #include <filesystem>
@@ -8,8 +12,19 @@
 
 namespace loopgauge::harness {
 
-// Trace names in file order. A name is letters, digits, '.', '_' and '-', and stands for `<name>.h5` among the traces.
-// Throws FileError naming file and line for anything else, for a name listed twice and for a set without traces.
-std::vector<std::string> read_set(const std::filesystem::path& path);
+struct SetTrace {
+  std::string name;                // letters, digits, '.', '_' and '-'; stands for `<name>.h5` among the traces
+  int window = 0;                  // 0: the default
+  std::vector<std::string> modes;  // not interpreted here; empty: the default ones
+  bool operator==(const SetTrace&) const = default;
+};
+
+struct TraceSet {
+  std::vector<SetTrace> traces;    // in file order
+  std::vector<std::string> cases;  // not interpreted here
+};
+
+// Throws FileError naming file and line for anything else, for a trace or case listed twice and for an empty set.
+TraceSet read_set(const std::filesystem::path& path);
 
 }  // namespace loopgauge::harness

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Planners: one file per execution mode, each turning a trace into the submissions of SPEC.md, "Execution modes". A plan depends on
-// lengths, the window and the mode only, never on token values or results: every row that a request could need is planned, and
+// From an execution mode and a trace to a plan. A schedule (serial, split, mixed, wcpb; one file each) picks what runs next, modifiers (prefix,
+// preempt; one file each) add actions, async and graph are properties of the plan. A plan depends on lengths, arrivals, events, the window,
+// the mode and, under prefix, on which prompts begin alike; never on results: every row that a request could need is planned, and
 // executors skip the rows of a request that has stopped and the loops after an exit.
 #pragma once
+
+#include <optional>
 
 #include "harness/case.hpp"
 #include "models/plan.hpp"
@@ -10,19 +13,22 @@
 
 namespace loopgauge::harness {
 
-// The plan of `mode` for `trace`, legal by plan_fault. Plan::mode is mode_text(mode). Throws UnsupportedError for a mode without a
-// planner in this version and for a trace with events (cancel, preempt, resume, reuse_id), ConfigError for an invalid mode parameter.
-Plan make_plan(const ModeSpec& mode, const Trace& trace, const EffectiveConfig& config);
+struct PlanFailure {
+  int submission = 0;  // index into Plan::submissions
+  PlannedFailure kind = PlannedFailure::none;
+};
+// "launch@17", "allocation@0". The parser throws ConfigError.
+PlanFailure parse_plan_failure(std::string_view text);
 
-// serial: requests one after the other by (arrival, index). One submission per prompt window with all its loops, then one per decode
-// token with all its loops.
-Plan make_serial_plan(const Trace& trace, const EffectiveConfig& config);
+struct PlanOptions {
+  // That submission fails, and the next one begins with a rewind of every request that it touched (S-FAIL).
+  std::optional<PlanFailure> failure;
+};
 
-// split: one loop per submission. A request's steps are (window, loop) in window-major order, then (decode token, loop); with
-// piece_tokens > 0 a prefill step is cut into consecutive pieces of at most so many positions, all pieces of (window, r) before any of
-// (window, r + 1). Requests interleave round-robin: the live requests take turns in index order, one submission each, so that one
-// request decodes while another is still in its prompt. A request is live from the submission index `arrival`; when no request is
-// live the index moves on to the next arrival (a plan holds no empty submission).
-Plan make_split_plan(const Trace& trace, const EffectiveConfig& config, int piece_tokens);
+// The plan of `mode` for `trace`, legal by plan_fault. Plan::mode is mode_text(mode). Time is counted in submissions: a request is not scheduled
+// before its arrival, and the events of the trace happen where data/README.md says; when nothing can run, time goes on to the next
+// arrival or event (a plan holds no empty submission). Throws UnsupportedError for a mode without a planner in this version,
+// ConfigError for an invalid mode parameter and for a failure of a submission that the plan does not have or that runs nothing.
+Plan make_plan(const ModeSpec& mode, const Trace& trace, const EffectiveConfig& config, const PlanOptions& options = {});
 
 }  // namespace loopgauge::harness

@@ -1,33 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 // The undisturbed order: nothing interleaves, every window and every token runs all its loops in one submission.
-#include <algorithm>
-#include <numeric>
+#include <limits>
 
-#include "harness/planner/planner.hpp"
+#include "harness/planner/schedule.hpp"
 
 namespace loopgauge::harness {
+namespace {
 
-Plan make_serial_plan(const Trace& trace, const EffectiveConfig& config) {
-  std::vector<int> order(trace.requests.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
-    return trace.requests[static_cast<std::size_t>(a)].arrival < trace.requests[static_cast<std::size_t>(b)].arrival;
-  });
+class SerialSchedule : public Schedule {
+ public:
+  explicit SerialSchedule(const Trace& trace) : trace_(trace) {}
 
-  Plan plan{mode_text({.name = "serial"}), {}};
-  const auto submit = [&](int request, RowKind kind, int begin, int end) {
-    plan.submissions.push_back({{{request, kind, begin, end, 1, config.loops()}}});
-  };
-  for (int index : order) {
-    const TraceRequest& request = trace.requests[static_cast<std::size_t>(index)];
-    const int prompt_length = request.prompt_length();
-    for (int w = 0; w < window_count(prompt_length, config.window()); ++w) {
-      const PositionRange window = window_range(w, prompt_length, config.window());
-      submit(index, RowKind::prefill, window.begin, window.end);
-    }
-    for (int j = 0; j < fed_tokens(request); ++j) submit(index, RowKind::decode, prompt_length + j, prompt_length + j + 1);
+  std::vector<WorkItem> next(std::span<const Candidate> candidates) override {
+    const auto arrival = [&](const Candidate& c) { return trace_.requests[static_cast<std::size_t>(c.index())].arrival; };
+    const auto earliest = std::min_element(candidates.begin(), candidates.end(),
+                                           [&](const Candidate& a, const Candidate& b) { return arrival(a) < arrival(b); });
+    return {earliest->progress->next_item(std::numeric_limits<int>::max(), earliest->most_loops)};
   }
-  return plan;
-}
+
+ private:
+  const Trace& trace_;
+};
+
+}  // namespace
+
+std::unique_ptr<Schedule> make_serial_schedule(const Trace& trace) { return std::make_unique<SerialSchedule>(trace); }
 
 }  // namespace loopgauge::harness

@@ -223,8 +223,8 @@ void CaseRunner::judge(const Case& value, const Trace& trace, const Companions& 
 
 void CaseRunner::judge_or_throw(const Case& value, const Trace& trace, const Companions& companions, CaseResult& row) {
   DenseBaselines::Claim claim;
-  if (value.mode.name == "serial" && is_dense(value.config)) claim = baselines_.claim(trace.name);
-  const bool must_equal_serial = value.mode.name != "serial" && plans_agree(resolve(value));
+  if (value.mode == ModeSpec{} && is_dense(value.config)) claim = baselines_.claim(trace.name);
+  const bool must_equal_serial = value.mode != ModeSpec{} && plans_agree(resolve(value));
   CountingTap tap;
   const bool tapped = options_.repeat_with_taps && must_equal_serial;
   Run actual = run_all_groups(value, trace, tapped ? &tap : nullptr);
@@ -233,7 +233,7 @@ void CaseRunner::judge_or_throw(const Case& value, const Trace& trace, const Com
   if (claim) claim.fulfil(logits_only(actual.record));
 
   bool judged = false;
-  if (value.mode.name != "serial") {
+  if (value.mode != ModeSpec{}) {
     if (!must_equal_serial) {
       row.checks.push_back(skipped_check(kEqualsSerialCheck, "execution_dependent timing promises no equality between plans"));
     } else {

@@ -47,7 +47,27 @@ TEST(CaseEnumeration, ExitVariants) {
 }
 
 TEST(CaseEnumeration, AModeWithoutPlannerIsAnErrorAndNotAShorterList) {
-  EXPECT_THROW(ids({{"a", false}}, {ModeSpec{.name = "wcpb"}}), UnsupportedError);
+  EXPECT_THROW(ids({{"a", false}}, {ModeSpec{.schedule = "pd"}}), UnsupportedError);
+}
+
+TEST(CaseEnumeration, ATraceMayBringItsWindowAndModes) {
+  const std::vector<CaseTrace> traces{{"a", false, {parse_mode("serial"), parse_mode("wcpb+async")}, 64}, {"b"}};
+  const auto own = ids(traces, {});
+  EXPECT_EQ(own.size(), 2 * 16 * 2u);
+  EXPECT_EQ(own[1], "wcpb+async/t0s0q0:w64/a");
+  EXPECT_EQ(own[33], "split/t0s0q0/b");
+  // The user's modes come before those of the traces.
+  const auto chosen = ids(traces, {parse_mode("mixed")});
+  EXPECT_EQ(chosen.size(), 2 * 16u);
+  EXPECT_EQ(chosen[0], "mixed/t0s0q0:w64/a");
+}
+
+TEST(CaseEnumeration, IllegalCombinationsAreNoCases) {
+  // Of sixteen settings four are streaming.
+  EXPECT_EQ(ids(std::vector<CaseTrace>{{"a"}}, {parse_mode("prefix")}).size(), 12u);
+  EXPECT_EQ(ids(std::vector<CaseTrace>{{"a"}}, {parse_mode("prefix.encoded")}).size(), 4u);
+  EXPECT_EQ(ids(std::vector<CaseTrace>{{"exit-a"}}, {parse_mode("async")}).size(), 16u);
+  EXPECT_THROW(ids(std::vector<CaseTrace>{{"a"}}, {parse_mode("serial"), parse_mode("wcpb.c0")}), ConfigError);
 }
 
 TEST(Glob, MatchesWholeIds) {

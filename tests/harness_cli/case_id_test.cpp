@@ -3,6 +3,7 @@
 // never change.
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <random>
 
 #include "harness/case.hpp"
@@ -26,6 +27,21 @@ void expect_error(std::string_view id, const std::vector<std::string>& parts) {
     EXPECT_NE(message.find(part), std::string::npos) << id << ": '" << part << "' is not in: " << message;
 }
 
+ModeSpec random_mode(const std::function<int(int)>& below) {
+  ModeSpec mode;
+  mode.schedule = schedule_names()[static_cast<std::size_t>(below(7))];
+  if (mode.schedule == "split") mode.piece_tokens = below(3) * 33;
+  if (mode.schedule == "mixed") mode.token_budget = below(2) == 0 ? 256 : below(1000);
+  if (mode.schedule == "wcpb") mode.chunk_windows = below(4);
+  if (mode.schedule == "block_spec" || mode.schedule == "pipeline_spec") mode.draft_depth = below(5);
+  if (mode.schedule == "block_spec") mode.draft_length = below(9);
+  if ((mode.prefix = below(2) == 0)) mode.encoded_prefix = below(2) == 0, mode.published_windows = below(2) * below(9);
+  if ((mode.preempt = below(2) == 0)) mode.preempt_loops = below(7);
+  mode.async = below(2) == 0;
+  mode.graph = below(2) == 0;
+  return mode;
+}
+
 bool same_config(const AlgorithmConfig& a, const AlgorithmConfig& b) {
   const ModelConfig model = [] {
     ModelConfig config;
@@ -45,7 +61,7 @@ TEST(CaseId, PublishedSpellings) {
   value.config.kv_residual_quantization.enabled = true;
   EXPECT_EQ(case_id(value), "serial/t1s1q1:rolling:serial_aligned/text-512");
 
-  value.mode.name = "split";
+  value.mode.schedule = "split";
   value.mode.piece_tokens = 100;
   value.config.window = 64;
   value.config.token_sparse_prefill.retention_bp = {10000, 10000, 5000, 2500};
@@ -65,10 +81,22 @@ TEST(CaseId, PublishedSpellings) {
 }
 
 TEST(CaseId, ModesOfTheSpecification) {
-  for (std::string_view mode : {"serial", "split", "split.p1", "mixed", "wcpb", "async", "graph", "block_spec.d2.k4", "block_spec.d1.k8",
-                                "pipeline_spec.d2", "pd", "prefix", "prefix.encoded", "preempt"}) {
+  for (std::string_view mode :
+       {"serial", "split", "split.p1", "mixed", "mixed.b64", "wcpb", "wcpb.c3", "async", "graph", "block_spec.d2.k4", "block_spec.d1.k8",
+        "pipeline_spec.d2", "pd", "prefix", "prefix.encoded", "prefix.k4", "prefix.encoded.k4", "preempt", "preempt.p1", "async+graph",
+        "wcpb+prefix+async", "mixed+prefix+preempt", "split.p20+async", "mixed.b64+prefix.encoded.k4+preempt.p5+async+graph"}) {
     EXPECT_EQ(mode_text(parse_mode(mode)), mode);
   }
+  const ModeSpec all = parse_mode("mixed.b64+prefix.encoded.k4+preempt.p5+async+graph");
+  EXPECT_EQ(all.schedule, "mixed");
+  EXPECT_EQ(all.token_budget, 64);
+  EXPECT_TRUE(all.prefix && all.encoded_prefix && all.preempt && all.async && all.graph);
+  EXPECT_EQ(all.published_windows, 4);
+  EXPECT_EQ(all.preempt_loops, 5);
+  const ModeSpec async = parse_mode("async");
+  EXPECT_EQ(async.schedule, "serial");
+  EXPECT_TRUE(async.async);
+  EXPECT_FALSE(async.graph || async.prefix || async.preempt);
   EXPECT_EQ(parse_mode("block_spec.d1.k8").draft_depth, 1);
   EXPECT_EQ(parse_mode("block_spec.d1.k8").draft_length, 8);
   EXPECT_TRUE(parse_mode("prefix.encoded").encoded_prefix);
@@ -76,7 +104,7 @@ TEST(CaseId, ModesOfTheSpecification) {
 
 TEST(CaseId, ReadsTheExamplesOfTheGrammar) {
   const Case value = parse_case_id("split/t1s1q1:streaming:serial_aligned/needle-1k");
-  EXPECT_EQ(value.mode, ModeSpec{.name = "split"});
+  EXPECT_EQ(value.mode, ModeSpec{.schedule = "split"});
   EXPECT_EQ(value.trace, "needle-1k");
   EXPECT_TRUE(value.config.token_sparse_prefill.enabled && value.config.sparse_decode_attention.enabled);
   EXPECT_EQ(value.config.kv_residual_quantization.policy, EncodingPolicy::streaming);
@@ -96,8 +124,7 @@ TEST(CaseId, RandomConfigurationsComeBackExactly) {
   const EncodingPolicy policies[] = {EncodingPolicy::fixed_prompt, EncodingPolicy::rolling, EncodingPolicy::streaming};
   for (int i = 0; i < 2000; ++i) {
     Case value;
-    value.mode.name = below(2) == 0 ? "serial" : "split";
-    if (value.mode.name == "split") value.mode.piece_tokens = below(3) * 33;
+    value.mode = random_mode(below);
     value.trace = "t-" + std::to_string(i) + "_x.y";
     AlgorithmConfig& config = value.config;
     config.window = 64 * (1 + below(8));
@@ -144,6 +171,15 @@ TEST(CaseId, ErrorsNameThePartAndTheAcceptedWords) {
   expect_error("seriel/t0s0q0/a", {"'seriel'", "serial, split"});
   expect_error("serial.p4/t0s0q0/a", {"'p4'", "takes no parameter"});
   expect_error("split.q4/t0s0q0/a", {"'q4'", "split.p<tokens>"});
+  expect_error("mixed.p4/t0s0q0/a", {"'p4'", "mixed.b<tokens>"});
+  expect_error("wcpb.c/t0s0q0/a", {"'c'", "whole number"});
+  expect_error("preempt.k4/t0s0q0/a", {"'k4'", "preempt.p<loops>"});
+  expect_error("prefix.coded/t0s0q0/a", {"'coded'", "prefix.encoded", "prefix.k<windows>"});
+  expect_error("async.f2/t0s0q0/a", {"'f2'", "async takes no parameter"});
+  expect_error("wcpb+/t0s0q0/a", {"part ''", "'wcpb+'", "prefix, preempt, async, graph"});
+  expect_error("wcpb+asynk/t0s0q0/a", {"'asynk'", "'wcpb+asynk'", "serial, split, mixed, wcpb"});
+  expect_error("async+async/t0s0q0/a", {"'async' twice"});
+  expect_error("split+wcpb/t0s0q0/a", {"two schedules", "'split' and 'wcpb'"});
   expect_error("split.p/t0s0q0/a", {"'p'", "whole number"});
   expect_error("split.p-4/t0s0q0/a", {"'p-4'", "whole number"});
   expect_error("split.p99999999999/t0s0q0/a", {"p99999999999", "2147483647"});
@@ -172,6 +208,16 @@ TEST(CaseId, ErrorsNameThePartAndTheAcceptedWords) {
 
 TEST(CaseId, OtherSpellingsAreRefusedWithTheRightOne) {
   expect_error("serial/t0s0q0:w256/a", {"write 'serial/t0s0q0/a'"});
+  expect_error("serial+async/t0s0q0/a", {"write 'async'"});
+  expect_error("async+serial/t0s0q0/a", {"write 'async'"});
+  expect_error("graph+async/t0s0q0/a", {"write 'async+graph'"});
+  expect_error("prefix+wcpb/t0s0q0/a", {"write 'wcpb+prefix'"});
+  expect_error("mixed+preempt+prefix/t0s0q0/a", {"write 'mixed+prefix+preempt'"});
+  expect_error("mixed.b256/t0s0q0/a", {"write 'mixed'"});
+  expect_error("wcpb.c1/t0s0q0/a", {"write 'wcpb'"});
+  expect_error("preempt.p3/t0s0q0/a", {"write 'preempt'"});
+  expect_error("prefix.k4.encoded/t0s0q0/a", {"write 'prefix.encoded.k4'"});
+  expect_error("prefix.k0/t0s0q0/a", {"write 'prefix'"});
   expect_error("serial/t0s0q0:w064/a", {"write 'serial/t0s0q0:w64/a'"});
   expect_error("serial/t0s0q0:exit=threshold.90/a", {"write 'serial/t0s0q0:exit=threshold0.9/a'"});
   expect_error("serial/t0s1q1:rolling:serial_aligned:tail32:keys500/a", {"write 'serial/t0s1q1:rolling:serial_aligned:keys500:tail32/a'"});
@@ -182,9 +228,9 @@ TEST(CaseId, WhatHasNoSpellingIsAnError) {
   value.trace = "name with spaces";
   EXPECT_THROW(case_id(value), ConfigError);
   value.trace = "a";
-  value.mode.name = "unheard_of";
+  value.mode.schedule = "unheard_of";
   EXPECT_THROW(case_id(value), ConfigError);
-  value.mode.name = "serial";
+  value.mode.schedule = "serial";
   value.config.window = -64;
   EXPECT_THROW(case_id(value), ConfigError);
   value.config.window = 256;

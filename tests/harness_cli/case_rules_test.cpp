@@ -31,17 +31,33 @@ TEST(CaseRules, SerialAndSplitRunUnderEverySetting) {
   }
 }
 
-TEST(CaseRules, EveryOtherModeOfTheSpecificationIsNotAvailable) {
-  for (std::string_view name : mode_names()) {
-    Case value;
-    value.mode.name = name;
-    value.trace = "a";
-    const bool planned = name == "serial" || name == "split";
-    ASSERT_EQ(case_refusal(value).has_value(), !planned) << name;
-    if (!planned) {
-      EXPECT_EQ(case_refusal(value)->kind, RefusalKind::not_available) << name;
+TEST(CaseRules, SchedulesCombineWithEveryModifier) {
+  for (std::string_view schedule : schedule_names()) {
+    for (int bits = 0; bits < 16; ++bits) {
+      Case value;
+      value.trace = "a";
+      value.mode.schedule = schedule;
+      value.mode.prefix = (bits & 1) != 0;
+      value.mode.preempt = (bits & 2) != 0;
+      value.mode.async = (bits & 4) != 0;
+      value.mode.graph = (bits & 8) != 0;
+      const auto refusal = case_refusal(value);
+      ASSERT_EQ(refusal.has_value(), !is_planned(schedule)) << mode_text(value.mode);
+      if (refusal) {
+        EXPECT_EQ(refusal->kind, RefusalKind::not_available) << mode_text(value.mode);
+      }
     }
   }
+}
+
+TEST(CaseRules, RangesOfModeParameters) {
+  EXPECT_EQ(verdict("mixed.b1/t0s0q0/a"), "illegal");
+  EXPECT_EQ(verdict("mixed.b2/t0s0q0/a"), "runs");
+  EXPECT_EQ(verdict("wcpb.c0/t0s0q0/a"), "illegal");
+  EXPECT_EQ(verdict("wcpb.c2/t0s0q0/a"), "runs");
+  EXPECT_EQ(verdict("split+preempt.p0/t0s0q0/a"), "illegal");
+  EXPECT_EQ(verdict("split+preempt.p1/t0s0q0/a"), "runs");
+  EXPECT_EQ(verdict("prefix.k1/t0s0q0/a"), "runs");
 }
 
 TEST(CaseRules, BoundariesOfTheTailRules) {
@@ -55,23 +71,34 @@ TEST(CaseRules, BoundariesOfTheTailRules) {
 
 TEST(CaseRules, ExitsAndAsynchronousExecution) {
   EXPECT_EQ(verdict("async/t0s0q0:exit=threshold0.9/a"), "illegal");
-  EXPECT_EQ(verdict("async/t0s0q0:exit=delayed0.9/a"), "not available in this version");
-  EXPECT_EQ(verdict("async/t0s0q0:exit=trace/a"), "not available in this version");
+  EXPECT_EQ(verdict("wcpb+prefix+async/t0s0q0:exit=threshold0.9/a"), "illegal");
+  EXPECT_EQ(verdict("async/t0s0q0:exit=delayed0.9/a"), "runs");
+  EXPECT_EQ(verdict("async/t0s0q0:exit=trace/a"), "runs");
+  EXPECT_EQ(verdict("graph/t0s0q0:exit=threshold0.9/a"), "runs");
   EXPECT_EQ(verdict("serial/t0s0q0:exit=threshold0.9/a"), "runs");
   EXPECT_EQ(verdict("split/t1s1q1:rolling:serial_aligned:exit=trace/a"), "runs");
 }
 
-TEST(CaseRules, EncodedPrefixOnlyUnderStreaming) {
+TEST(CaseRules, PrefixesAreEncodedExactlyUnderStreaming) {
   EXPECT_EQ(verdict("prefix.encoded/t0s0q0/a"), "illegal");
   EXPECT_EQ(verdict("prefix.encoded/t0s0q1:fixed_prompt:serial_aligned/a"), "illegal");
-  EXPECT_EQ(verdict("prefix.encoded/t0s0q1:streaming:serial_aligned/a"), "not available in this version");
-  EXPECT_EQ(verdict("prefix/t0s0q1:rolling:serial_aligned/a"), "not available in this version");
+  EXPECT_EQ(verdict("prefix.encoded/t0s0q1:streaming:serial_aligned/a"), "runs");
+  EXPECT_EQ(verdict("prefix/t0s0q1:rolling:serial_aligned/a"), "runs");
+  EXPECT_EQ(verdict("prefix/t0s0q0/a"), "runs");
+  EXPECT_EQ(verdict("prefix/t0s0q1:streaming:serial_aligned/a"), "illegal");
+  EXPECT_EQ(verdict("wcpb+prefix+async/t0s0q1:streaming:execution_dependent/a"), "illegal");
 }
 
 TEST(CaseRules, RefusalsBecomeTheRightKindOfError) {
   EXPECT_THROW(require_runnable(parse_case_id("async/t0s0q0:exit=threshold0.9/a")), ConfigError);
-  EXPECT_THROW(require_runnable(parse_case_id("wcpb/t0s0q0/a")), UnsupportedError);
+  EXPECT_THROW(require_runnable(parse_case_id("pd/t0s0q0/a")), UnsupportedError);
   EXPECT_NO_THROW(require_runnable(parse_case_id("serial/t0s0q0/a")));
+  try {
+    require_runnable(parse_case_id("pd/t0s0q0/a"));
+  } catch (const UnsupportedError& error) {
+    EXPECT_NE(std::string(error.what()).find("available: serial, split, mixed, wcpb, each with any of prefix, preempt, async, graph"), std::string::npos)
+        << error.what();
+  }
 }
 
 }  // namespace

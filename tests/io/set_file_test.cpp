@@ -18,7 +18,17 @@ std::string refusal(const std::string& text) {
 TEST(SetFile, ReadsNamesInOrder) {
   const test::Folder folder;
   std::ofstream(folder / "set.txt") << "# a set\n\n  trace needle-1k  # long\r\ntrace one\n";
-  EXPECT_EQ(read_set(folder / "set.txt"), (std::vector<std::string>{"needle-1k", "one"}));
+  const TraceSet set = read_set(folder / "set.txt");
+  EXPECT_EQ(set.traces, (std::vector<SetTrace>{{"needle-1k"}, {"one"}}));
+  EXPECT_TRUE(set.cases.empty());
+}
+
+TEST(SetFile, ReadsWindowsModesAndCases) {
+  const test::Folder folder;
+  std::ofstream(folder / "set.txt") << "case graph/t0s0q0/a\ntrace a window 64 modes serial wcpb+async # both\ntrace b modes split\ntrace c window 128\n";
+  const TraceSet set = read_set(folder / "set.txt");
+  EXPECT_EQ(set.traces, (std::vector<SetTrace>{{"a", 64, {"serial", "wcpb+async"}}, {"b", 0, {"split"}}, {"c", 128, {}}}));
+  EXPECT_EQ(set.cases, std::vector<std::string>{"graph/t0s0q0/a"});
 }
 
 TEST(SetFile, EachRefusalNamesFileAndLine) {
@@ -27,7 +37,14 @@ TEST(SetFile, EachRefusalNamesFileAndLine) {
   EXPECT_TRUE(contains(refusal("trace one two\n"), "set.txt:1: \"two\" follows"));
   EXPECT_TRUE(contains(refusal("trace ../secret\n"), "set.txt:1: \"../secret\" is not a trace name"));
   EXPECT_TRUE(contains(refusal("trace one\n\ntrace one\n"), "set.txt:3: trace one is listed twice"));
-  EXPECT_TRUE(contains(refusal("# nothing\n"), "lists no traces"));
+  EXPECT_TRUE(contains(refusal("# nothing\n"), "lists neither traces nor cases"));
+  EXPECT_TRUE(contains(refusal("case\n"), "set.txt:1: `case` without an id"));
+  EXPECT_TRUE(contains(refusal("case a/b/c d\n"), "set.txt:1: \"d\" follows the case id"));
+  EXPECT_TRUE(contains(refusal("case a/b/c\ncase a/b/c\n"), "set.txt:2: case a/b/c is listed twice"));
+  EXPECT_TRUE(contains(refusal("trace one window\n"), "set.txt:1: `window` without"));
+  EXPECT_TRUE(contains(refusal("trace one window 100\n"), "set.txt:1: window \"100\" is not a positive multiple of 64"));
+  EXPECT_TRUE(contains(refusal("trace one modes\n"), "set.txt:1: `modes` without a mode"));
+  EXPECT_TRUE(contains(refusal("trace one window 64 two\n"), "set.txt:1: \"two\" follows"));
   EXPECT_TRUE(contains(error_of([] { read_set("no/such/set.txt"); }), "missing or not readable"));
 }
 
