@@ -12,6 +12,7 @@
 #include "harness/commands/command.hpp"
 #include "harness/commands/common_options.hpp"
 #include "harness/compare/explanation.hpp"
+#include "harness/compare/significant.hpp"
 #include "harness/interrupt.hpp"
 #include "harness/io/dump_file.hpp"
 #include "harness/io/trace_file.hpp"
@@ -224,13 +225,6 @@ Finding explain_dumps(const ExplainOptions& options) {
 
 // --- output ----------------------------------------------------------------------------------------------------------------------------
 
-std::string number(double value) {
-  std::ostringstream text;
-  text.precision(9);
-  text << value;
-  return text.str();
-}
-
 std::string ulp_text(std::uint64_t ulps, UlpFormat format) {
   return std::to_string(ulps) + (format == UlpFormat::bfloat16 ? " bfloat16 ulp" : " float32 ulp");
 }
@@ -265,15 +259,16 @@ void print_row(const Finding& finding) {
   }
   std::cout << "  element     " << d.element << " of " << d.width;
   if (d.head >= 0) std::cout << "  (head " << d.head << ", channel " << d.element_in_head << ")";
-  std::cout << "\n  expected    " << number(d.expected) << "\n  actual      " << number(d.actual) << "\n  difference  "
-            << number(static_cast<double>(d.actual) - d.expected) << (d.ulps == kNoUlpDistance ? "" : ", " + ulp_text(d.ulps, d.format))
-            << "\n  in the row  " << d.different << " elements differ, at most by " << number(d.max_abs) << "\n";
+  std::cout << "\n  expected    " << significant(d.expected, 9) << "\n  actual      " << significant(d.actual, 9) << "\n  difference  "
+            << significant(static_cast<double>(d.actual) - d.expected, 9)
+            << (d.ulps == kNoUlpDistance ? "" : ", " + ulp_text(d.ulps, d.format)) << "\n  in the row  " << d.different
+            << " elements differ, at most by " << significant(d.max_abs, 9) << "\n";
   const std::int64_t begin = std::max<std::int64_t>(0, d.element - kShownElements);
   const std::int64_t end = std::min<std::int64_t>(
       static_cast<std::int64_t>(std::min(finding.expected_row.size(), finding.actual_row.size())), d.element + kShownElements + 1);
   for (const auto& [name, values] : {std::pair{"expected", &finding.expected_row}, std::pair{"actual  ", &finding.actual_row}}) {
     std::cout << "    " << name << " [" << begin << ".." << end - 1 << "]";
-    for (std::int64_t i = begin; i < end; ++i) std::cout << " " << number((*values)[static_cast<std::size_t>(i)]);
+    for (std::int64_t i = begin; i < end; ++i) std::cout << " " << significant((*values)[static_cast<std::size_t>(i)], 9);
     std::cout << "\n";
   }
 }

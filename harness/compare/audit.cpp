@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "harness/compare/audit.hpp"
 
-#include <cstdio>
-
 #include "harness/compare/audit_context.hpp"
+#include "harness/compare/distances.hpp"
+#include "harness/compare/significant.hpp"
 #include "models/error.hpp"
 
 namespace loopgauge::harness {
@@ -47,30 +47,6 @@ constexpr std::array kRules{
     AuditRule{"codec_error", "S-KVQ-1", "reconstructed K/V of layer 0 are within half a step of what the hidden row before the loop gives"},
 };
 
-std::string number(double value) {
-  char text[40];
-  std::snprintf(text, sizeof text, "%.9g", value);
-  return text;
-}
-
-void mark_executed(AuditContext& context) {
-  const RequestRecord& record = context.record;
-  const auto positions = static_cast<std::size_t>(context.positions());
-  for (int depth = 0; depth < kLoops; ++depth) {
-    auto& row = context.executed[static_cast<std::size_t>(depth)];
-    row.assign(positions, 1);
-    if (depth >= 2 && context.config.selects_tokens()) {
-      std::fill(row.begin(), row.begin() + context.prompt(), std::uint8_t{0});
-      for (const int p : record.active[static_cast<std::size_t>(depth - 2)]) {
-        if (p >= 0 && p < context.prompt()) row[static_cast<std::size_t>(p)] = 1;
-      }
-    }
-    for (int j = 0; j < record.fed; ++j) {
-      row[static_cast<std::size_t>(context.prompt() + j)] = record.exit_depths[static_cast<std::size_t>(j)] > depth;
-    }
-  }
-}
-
 }  // namespace
 
 std::span<const AuditRule> audit_rules() { return kRules; }
@@ -105,8 +81,8 @@ void AuditLog::violation(Rule rule, const AuditPlace& place, double expected, do
   if (place.position >= 0) text += " position " + std::to_string(place.position);
   if (place.head >= 0) text += " head " + std::to_string(place.head);
   if (place.element >= 0) text += " element " + std::to_string(place.element);
-  text += ": " + std::string(what) + " is " + number(actual) + ", expected " + number(expected);
-  if (bound > 0) text += " within " + number(bound);
+  text += ": " + std::string(what) + " is " + significant(actual, 9) + ", expected " + significant(expected, 9);
+  if (bound > 0) text += " within " + significant(bound, 9);
   result_.findings.push_back(std::move(finding));
 }
 
@@ -131,7 +107,7 @@ AuditResult audit(const RunRecord& record, const Trace& trace, const EffectiveCo
                          .executed = {}};
     for (const TraceEvent& event : trace.events) context.has_events = context.has_events || event.request == context.index;
     if (!audit_shapes(context)) continue;
-    mark_executed(context);
+    context.executed = executed_loops(context.record, context.config.selects_tokens());
     audit_decisions(context);
     audit_values(context);
     audit_codec(context);

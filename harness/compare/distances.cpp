@@ -233,23 +233,25 @@ double PooledDistance::mean() const {
   return ascending.empty() ? 0.0 : std::accumulate(ascending.begin(), ascending.end(), 0.0) / static_cast<double>(ascending.size());
 }
 
-std::array<std::vector<std::uint8_t>, kLoops> executed_loops(const RequestRecord& record) {
+Executed executed_loops(const RequestRecord& record, bool selects_tokens) {
   Executed executed;
-  const auto length = static_cast<std::size_t>(record.prompt_length + record.fed);
-  for (int loop = 1; loop <= kLoops; ++loop) {
-    auto& flags = executed[static_cast<std::size_t>(loop - 1)];
-    flags.assign(length, 1);
-    if (loop >= 3 && !record.active[static_cast<std::size_t>(loop - 3)].empty()) {
-      std::fill_n(flags.begin(), record.prompt_length, std::uint8_t{0});
-      for (const std::int32_t position : record.active[static_cast<std::size_t>(loop - 3)])
-        flags.at(static_cast<std::size_t>(position)) = 1;
+  const auto prompt = static_cast<std::size_t>(record.prompt_length), fed = static_cast<std::size_t>(record.fed);
+  for (std::size_t depth = 0; depth < kLoops; ++depth) {
+    auto& flags = executed[depth];
+    flags.assign(prompt + fed, 1);
+    if (depth >= 2 && selects_tokens) {
+      std::fill_n(flags.begin(), prompt, std::uint8_t{0});
+      for (const std::int32_t position : record.active[depth - 2]) {
+        if (position >= 0 && position < record.prompt_length) flags[static_cast<std::size_t>(position)] = 1;
+      }
     }
-    for (int step = 0; step < record.fed; ++step) {
-      const auto j = static_cast<std::size_t>(step);
-      if (j < record.exit_depths.size() && record.exit_depths[j] < loop) flags[static_cast<std::size_t>(record.prompt_length) + j] = 0;
-    }
+    for (std::size_t j = 0; j < std::min(fed, record.exit_depths.size()); ++j) flags[prompt + j] = record.exit_depths[j] > depth;
   }
   return executed;
+}
+
+Executed executed_loops(const RequestRecord& record) {
+  return executed_loops(record, !record.active[0].empty() || !record.active[1].empty());
 }
 
 std::string shape_difference(const RunRecord& expected, const RunRecord& actual) {

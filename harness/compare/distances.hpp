@@ -50,7 +50,10 @@ std::string shape_difference(const RunRecord& expected, const RunRecord& actual)
 // Every metric that both records hold values of, in the order above. Requires shape_difference() to be empty.
 std::vector<PooledDistance> pooled_distances(const RunRecord& expected, const RunRecord& actual);
 
-// executed[loop - 1][position]: whether the row at `position` executed the loop, from the recorded active sets and exit depths.
+// executed[loop - 1][position]: whether the row at `position` executed the loop, from the recorded active sets and exit depths. Positions
+// of an active set that are no prompt row are left out. `selects_tokens`: loops 3 and 4 execute the recorded sets; without it, where they
+// are not empty.
+std::array<std::vector<std::uint8_t>, kLoops> executed_loops(const RequestRecord& record, bool selects_tokens);
 std::array<std::vector<std::uint8_t>, kLoops> executed_loops(const RequestRecord& record);
 
 }  // namespace loopgauge::harness

@@ -3,28 +3,23 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <tuple>
 
 #include "harness/compare/causal_order.hpp"
 #include "harness/compare/float_bits.hpp"
+#include "harness/compare/significant.hpp"
 #include "models/spec/op_list.hpp"
 
 namespace loopgauge::harness {
 namespace {
-
-std::string number(double value) {
-  char text[40];
-  std::snprintf(text, sizeof text, "%.6g", value);
-  return text;
-}
 
 std::string token_margin(const RequestRecord& record, int row) {
   if (record.logits.empty() || row < 0 || row >= record.logits.extent(0)) return {};
   std::vector<float> logits(record.logits.row(row).begin(), record.logits.row(row).end());
   if (logits.size() < 2) return {};
   std::partial_sort(logits.begin(), logits.begin() + 2, logits.end(), std::greater<>());
-  return "the two largest logits of row " + std::to_string(row) + " are " + number(static_cast<double>(logits[0]) - logits[1]) + " apart";
+  return "the two largest logits of row " + std::to_string(row) + " are " + significant(static_cast<double>(logits[0]) - logits[1], 6) +
+         " apart";
 }
 
 std::string active_margin(const Divergence& d, const RequestRecord& record, int window) {
@@ -46,9 +41,9 @@ std::string active_margin(const Divergence& d, const RequestRecord& record, int 
     if (std::isnan(other) || (selected ? score > other : score < other)) other = score;
   }
   if (std::isnan(other)) return {};
-  return "its score " + number(own) + " is " +
-         number(std::fabs(static_cast<double>(own) - other) / std::max<double>(std::fabs(other), 1e-30)) +
-         " (relative) from the boundary score " + number(other) + " of its window";
+  return "its score " + significant(own, 6) + " is " +
+         significant(std::fabs(static_cast<double>(own) - other) / std::max<double>(std::fabs(other), 1e-30), 6) +
+         " (relative) from the boundary score " + significant(other, 6) + " of its window";
 }
 
 std::string exit_margin(const Divergence& d, const RequestRecord& record, const ExitRule& rule) {
@@ -60,8 +55,8 @@ std::string exit_margin(const Divergence& d, const RequestRecord& record, const 
   for (int loop = 1; loop <= std::max(depth, 1); ++loop) {
     survival *= 1.0 - 1.0 / (1.0 + std::exp(-static_cast<double>(record.gate.row(d.position)[static_cast<std::size_t>(loop - 1)])));
   }
-  return "the exit probability after loop " + std::to_string(std::max(depth, 1)) + " is " + number(1.0 - survival) + ", " +
-         number(std::fabs(1.0 - survival - static_cast<double>(rule.threshold))) + " from the threshold";
+  return "the exit probability after loop " + std::to_string(std::max(depth, 1)) + " is " + significant(1.0 - survival, 6) + ", " +
+         significant(std::fabs(1.0 - survival - static_cast<double>(rule.threshold)), 6) + " from the threshold";
 }
 
 }  // namespace

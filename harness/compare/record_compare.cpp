@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdio>
 #include <cstring>
 #include <functional>
 #include <span>
@@ -11,6 +10,7 @@
 
 #include "harness/compare/causal_order.hpp"
 #include "harness/compare/float_bits.hpp"
+#include "harness/compare/significant.hpp"
 #include "models/error.hpp"
 
 namespace loopgauge::harness {
@@ -20,12 +20,6 @@ constexpr std::array kGroups{RecordGroup::tokens, RecordGroup::exit_depths, Reco
                              RecordGroup::logits, RecordGroup::hidden,      RecordGroup::gate,
                              RecordGroup::scores, RecordGroup::active,      RecordGroup::keys,
                              RecordGroup::mass,   RecordGroup::codec,       RecordGroup::kv};
-
-std::string number(double value) {
-  char text[40];
-  std::snprintf(text, sizeof text, "%.9g", value);
-  return text;
-}
 
 std::string shape_text(const std::vector<std::int64_t>& shape) {
   std::string text = "[";
@@ -511,7 +505,7 @@ std::string Divergence::text() const {
   if (head >= 0) line += " head " + std::to_string(head);
   if (element >= 0) line += " element " + std::to_string(element);
   if (!note.empty()) return line + ": " + note;
-  line += ": " + number(actual) + ", expected " + number(expected);
+  line += ": " + significant(actual, 9) + ", expected " + significant(expected, 9);
   if (ulps != kNoUlpDistance) line += " (" + std::to_string(ulps) + (format == UlpFormat::bfloat16 ? " bfloat16" : " float32") + " ulp)";
   return line;
 }

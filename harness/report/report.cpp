@@ -43,28 +43,44 @@ CaseStatus parse_case_status(std::string_view text) {
 
 CaseStatus worse(CaseStatus a, CaseStatus b) { return std::max(a, b); }
 
+void StatusCounts::add(CaseStatus status) {
+  switch (status) {
+    case CaseStatus::passed:
+      ++passed;
+      break;
+    case CaseStatus::skipped:
+      ++skipped;
+      break;
+    case CaseStatus::not_run:
+      ++not_run;
+      break;
+    case CaseStatus::failed:
+      ++failed;
+      break;
+    case CaseStatus::error:
+      ++error;
+      break;
+  }
+}
+
+StatusCounts& StatusCounts::operator+=(const StatusCounts& other) {
+  passed += other.passed;
+  skipped += other.skipped;
+  not_run += other.not_run;
+  failed += other.failed;
+  error += other.error;
+  return *this;
+}
+
 StatusCounts count_statuses(const Report& report) {
   StatusCounts counts;
-  for (const CaseResult& row : report.cases) {
-    switch (row.status) {
-      case CaseStatus::passed:
-        ++counts.passed;
-        break;
-      case CaseStatus::skipped:
-        ++counts.skipped;
-        break;
-      case CaseStatus::not_run:
-        ++counts.not_run;
-        break;
-      case CaseStatus::failed:
-        ++counts.failed;
-        break;
-      case CaseStatus::error:
-        ++counts.error;
-        break;
-    }
-  }
+  for (const CaseResult& row : report.cases) counts.add(row.status);
   return counts;
+}
+
+bool is_excused(const Report& report, const CaseResult& row) {
+  return row.status == CaseStatus::not_run && row.executor == "optimized" && report.meta.executors == "both" &&
+         !report.meta.device_available;
 }
 
 CaseStatus verdict(const Report& report) {
@@ -73,9 +89,7 @@ CaseStatus verdict(const Report& report) {
   CaseStatus result = CaseStatus::passed;
   bool any_passed = false;
   for (const CaseResult& row : report.cases) {
-    const bool excused = row.status == CaseStatus::not_run && row.executor == "optimized" && report.meta.executors == "both" &&
-                         !report.meta.device_available;
-    if (!excused) result = worse(result, row.status);
+    if (!is_excused(report, row)) result = worse(result, row.status);
     any_passed = any_passed || row.status == CaseStatus::passed;
   }
   // Nothing that ran and passed is no evidence, and neither is a request with holes.

@@ -118,6 +118,7 @@ struct TimingRow {
   std::string phase;  // "run": the whole case on this executor
   std::int64_t repetition = 0;
   double seconds = kNotApplicable;
+  double floor_seconds = kNotApplicable;  // bytes over the read ceiling, or FLOPs over the compute ceiling, of the same run
 };
 
 struct CaseResult {
@@ -188,11 +189,16 @@ struct Report {
 
 struct StatusCounts {
   int passed = 0, skipped = 0, not_run = 0, failed = 0, error = 0;
+  void add(CaseStatus status);
+  StatusCounts& operator+=(const StatusCounts& other);
 };
 StatusCounts count_statuses(const Report& report);
 
 // The reason of a case that a running or interrupted sweep has not come to. --resume continues with these.
 inline constexpr std::string_view kNotReached = "the sweep ended before this case";
+
+// Whether the row is stated but does not decide: of the optimized column, not run, where both columns were asked for and there is no device.
+bool is_excused(const Report& report, const CaseResult& row);
 
 // Maximum over the rows that decide: where there is no device, rows of the optimized column that were not run are stated but do not
 // decide. A report that lacks cases of its own request (an incomplete merge) is at best not_run, and so is one without a

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "harness/report/schema.hpp"
+#include "harness/shard.hpp"
 #include "models/error.hpp"
 
 namespace loopgauge::harness {
@@ -29,19 +30,15 @@ ShardList parse_shards(const std::string& text, const std::string& file) {
   while (begin <= text.size()) {
     const std::size_t end = std::min(text.find(',', begin), text.size());
     const std::string item = text.substr(begin, end - begin);
-    const std::size_t slash = item.find('/');
-    // Nine digits fit an int.
-    const bool digits = slash != std::string::npos && slash >= 1 && slash <= 9 && slash + 1 < item.size() && item.size() - slash <= 10 &&
-                        std::all_of(item.begin(), item.end(), [](char c) { return c == '/' || (c >= '0' && c <= '9'); }) &&
-                        item.find('/', slash + 1) == std::string::npos;
-    if (!digits) throw FileError(file + ": attribute shard '" + text + "' is not a list of shards i/n");
-    list.indices.push_back(std::stoi(item.substr(0, slash)));
-    const int count = std::stoi(item.substr(slash + 1));
-    if (list.indices.back() < 1 || list.indices.back() > count) {
-      throw FileError(file + ": attribute shard '" + text + "' names shards that do not exist");
+    Shard shard;
+    try {
+      shard = parse_shard(item);
+    } catch (const ConfigError&) {
+      throw FileError(file + ": attribute shard '" + text + "' is not a list of shards i/n");
     }
-    if (list.count != 0 && list.count != count) throw FileError(file + ": attribute shard '" + text + "' mixes partitions");
-    list.count = count;
+    list.indices.push_back(shard.index);
+    if (list.count != 0 && list.count != shard.count) throw FileError(file + ": attribute shard '" + text + "' mixes partitions");
+    list.count = shard.count;
     begin = end + 1;
   }
   return list;

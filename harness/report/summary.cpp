@@ -14,26 +14,6 @@ void push_unique(std::vector<std::string>& list, const std::string& value) {
   if (std::find(list.begin(), list.end(), value) == list.end()) list.push_back(value);
 }
 
-void count(StatusCounts& counts, CaseStatus status) {
-  switch (status) {
-    case CaseStatus::passed:
-      ++counts.passed;
-      break;
-    case CaseStatus::skipped:
-      ++counts.skipped;
-      break;
-    case CaseStatus::not_run:
-      ++counts.not_run;
-      break;
-    case CaseStatus::failed:
-      ++counts.failed;
-      break;
-    case CaseStatus::error:
-      ++counts.error;
-      break;
-  }
-}
-
 bool is_mutant(const CaseResult& row) { return row.executor.starts_with("mutant:"); }
 
 // Weighted mean of one metric of the per-trace summaries, weights being the samples behind each.
@@ -118,7 +98,7 @@ std::vector<StatusMatrix> status_matrices(const Report& report) {
     const std::string settings = settings_of(row);
     push_unique(matrix->settings, settings);
     push_unique(matrix->modes, row.mode);
-    count(matrix->cells[{settings, row.mode}], row.status);
+    matrix->cells[{settings, row.mode}].add(row.status);
   }
   return matrices;
 }
