@@ -3,11 +3,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <limits>
 #include <span>
 
 #include "harness/compare/drift.hpp"
+#include "harness/compare/significant.hpp"
 #include "models/spec/end_to_end.hpp"
 
 namespace loopgauge::harness {
@@ -16,12 +16,6 @@ namespace {
 
 constexpr std::array<std::string_view, kPercentiles.size()> kPercentileNames{"median", "90th percentile", "99th percentile",
                                                                              "99.9th percentile", "maximum"};
-
-std::string number(double value) {
-  char text[40];
-  std::snprintf(text, sizeof text, "%.4g", value);
-  return text;
-}
 
 const PooledDistance* find(const std::vector<PooledDistance>& all, const PooledDistance& like) {
   const auto found =
@@ -60,13 +54,15 @@ void judge_percentiles(DistanceVerdict& verdict, const PooledDistance& candidate
   }
 }
 
-DistanceVerdict judge(const PooledDistance& candidate, const Yardstick& yardstick) {
+// `same_rows`: the candidate took the reordered run's decisions, so each of its metrics has as many values.
+DistanceVerdict judge(const PooledDistance& candidate, const Yardstick& yardstick, bool same_rows) {
   const PooledDistance *reordered = find(yardstick.reordered, candidate), *exact = find(yardstick.exact, candidate);
   DistanceVerdict verdict;
   verdict.metric = candidate.metric;
   verdict.loop = candidate.loop;
   verdict.rate = candidate.is_rate();
   verdict.values = std::ssize(candidate.ascending);
+  verdict.expected_values = reordered == nullptr ? 0 : std::ssize(reordered->ascending) + reordered->non_finite;
   verdict.non_finite = candidate.non_finite;
   verdict.mean = candidate.mean();
   verdict.largest = candidate.largest;
@@ -82,9 +78,29 @@ DistanceVerdict judge(const PooledDistance& candidate, const Yardstick& yardstic
       verdict.worst = i;
     }
   }
-  if (verdict.non_finite > 0) verdict.worst_ratio = std::numeric_limits<double>::infinity();
+  const std::int64_t recorded = verdict.values + verdict.non_finite;
+  verdict.incomplete = same_rows ? recorded < verdict.expected_values : recorded == 0;
+  if (verdict.non_finite > 0 || verdict.incomplete) verdict.worst_ratio = std::numeric_limits<double>::infinity();
   verdict.passed = verdict.worst_ratio <= 1.0;
   return verdict;
+}
+
+std::vector<DistanceVerdict> judge_all(const std::vector<PooledDistance>& candidate, const Yardstick& yardstick, bool same_rows) {
+  std::vector<DistanceVerdict> verdicts;
+  for (const PooledDistance& distance : candidate) verdicts.push_back(judge(distance, yardstick, same_rows));
+  for (const PooledDistance& expected : yardstick.reordered) {
+    if (find(candidate, expected) != nullptr) continue;
+    PooledDistance absent;
+    absent.metric = expected.metric;
+    absent.loop = expected.loop;
+    verdicts.push_back(judge(absent, yardstick, same_rows));
+  }
+  return verdicts;
+}
+
+bool flips_argmax(const Decisions& decisions, std::size_t request) {
+  return std::any_of(decisions.flips.begin(), decisions.flips.end(),
+                     [&](const Flip& flip) { return flip.kind == DecisionKind::argmax && flip.request == static_cast<int>(request); });
 }
 
 std::string request_text(std::size_t i) { return "request " + std::to_string(i); }
@@ -95,24 +111,28 @@ std::string DistanceVerdict::text() const {
   std::string text(metric);
   if (loop >= 0) text += " loop " + std::to_string(loop);
   text += ": ";
+  if (incomplete) {
+    const std::int64_t missing = expected_values - values - non_finite;
+    return text + std::to_string(missing) + " of " + std::to_string(expected_values) + " values are missing";
+  }
   if (non_finite > 0) return text + std::to_string(non_finite) + " values are not finite, the first at " + largest.text();
-  text += (rate ? "share " : std::string(kPercentileNames[worst]) + " ") + number(candidate[worst]) + " of " + std::to_string(values) +
-          " values, limit " + number(limit[worst]) + " (reordered " + number(reordered[worst]) + ", double " + number(exact[worst]) + ")";
+  text += (rate ? "share " : std::string(kPercentileNames[worst]) + " ") + significant(candidate[worst], 4) + " of " +
+          std::to_string(values) + " values, limit " + significant(limit[worst], 4) + " (reordered " + significant(reordered[worst], 4) +
+          ", double " + significant(exact[worst], 4) + ")";
   if (!rate) text += ", largest at " + largest.text();
   return text;
 }
 
 std::vector<DistanceVerdict> judge_distances(const std::vector<PooledDistance>& candidate, const Yardstick& yardstick) {
-  std::vector<DistanceVerdict> verdicts;
-  for (const PooledDistance& distance : candidate) verdicts.push_back(judge(distance, yardstick));
-  return verdicts;
+  return judge_all(candidate, yardstick, true);
 }
 
 std::vector<DistanceVerdict> judge_teacher_forced_distances(const std::vector<PooledDistance>& candidate, const Yardstick& yardstick) {
-  std::vector<DistanceVerdict> verdicts = judge_distances(candidate, yardstick);
+  std::vector<DistanceVerdict> verdicts = judge_all(candidate, yardstick, false);
   for (DistanceVerdict& verdict : verdicts) {
     const bool of_logits = verdict.metric == "logits" || verdict.metric == "kl" || verdict.metric == "top1";
-    verdict.judged = verdict.non_finite > 0 || (of_logits && verdict.values >= spec::kMinimumTeacherForcedRows);
+    const bool enough = verdict.incomplete || verdict.values >= spec::kMinimumTeacherForcedRows;
+    verdict.judged = verdict.non_finite > 0 || (of_logits && enough);
     if (!verdict.judged) verdict.passed = true;
   }
   return verdicts;
@@ -213,11 +233,13 @@ Trace forced_trace(const Trace& trace, const RunRecord& reference) {
 }
 
 FreeRunVerdict judge_free_run(const Trace& trace, const RunRecord& expected, const RunRecord& actual, double limit,
-                              const std::vector<bool>& earlier_flips) {
+                              const Decisions& candidate, const Decisions& reordered, const Decisions& exact) {
   FreeRunVerdict verdict;
   for (std::size_t i = 0; i < trace.requests.size(); ++i) {
     if (trace.requests[i].teacher_forced()) continue;
     ++verdict.requests;
+    verdict.reordered += flips_argmax(reordered, i);
+    verdict.exact += flips_argmax(exact, i);
     const RequestRecord &e = expected.requests.at(i), &a = actual.requests.at(i);
     const auto [x, y] = std::mismatch(e.tokens.begin(), e.tokens.end(), a.tokens.begin(), a.tokens.end());
     const auto row = x - e.tokens.begin();
@@ -231,12 +253,14 @@ FreeRunVerdict judge_free_run(const Trace& trace, const RunRecord& expected, con
       const auto p = e.logits.row(row), q = a.logits.row(row);
       const auto lost = static_cast<std::size_t>(*x), come = static_cast<std::size_t>(*y);
       const double margin = double{p[lost]} - double{p[come]};
-      const double moved = std::fmax(std::fabs(double{q[lost]} - double{p[lost]}), std::fabs(double{q[come]} - double{p[come]}));
-      const double moves = std::fabs(double{q[lost]} - double{p[lost]}) + std::fabs(double{q[come]} - double{p[come]});
-      const bool flips = i < earlier_flips.size() && earlier_flips[i];
-      explained = margin <= moves && (moved <= limit || flips);
-      text += " (" + std::to_string(come) + " instead of " + std::to_string(lost) + "): margin " + number(margin) +
-              ", the two logits moved by " + number(moves) + ", noise up to " + number(limit) +
+      const double of_lost = std::fabs(double{q[lost]} - double{p[lost]}), of_come = std::fabs(double{q[come]} - double{p[come]});
+      const Flip divergence{
+          .kind = DecisionKind::argmax, .request = static_cast<int>(i), .position = e.prompt_length - 1 + static_cast<int>(row)};
+      const bool flips = std::any_of(candidate.flips.begin(), candidate.flips.end(),
+                                     [&](const Flip& flip) { return flip.explained && acts_on(flip, divergence); });
+      explained = margin <= of_lost + of_come && (std::fmax(of_lost, of_come) <= limit || flips);
+      text += " (" + std::to_string(come) + " instead of " + std::to_string(lost) + "): margin " + significant(margin, 4) +
+              ", the two logits moved by " + significant(of_lost + of_come, 4) + ", noise up to " + significant(limit, 4) +
               (flips ? ", and other decisions flipped before" : "");
     } else {
       text += ": one run ends there";
@@ -244,6 +268,7 @@ FreeRunVerdict judge_free_run(const Trace& trace, const RunRecord& expected, con
     verdict.unexplained += !explained;
     if (verdict.text.empty() || (!explained && verdict.unexplained == 1)) verdict.text = text;
   }
+  verdict.limit = spec::flip_count_limit(static_cast<double>(verdict.reordered), static_cast<double>(verdict.exact));
   return verdict;
 }
 

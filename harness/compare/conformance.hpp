@@ -4,8 +4,10 @@
 //
 //   decision_forced   the candidate took the reference's tokens and decisions: arithmetic alone. Every distance is judged.
 //   teacher_forced    the reference's tokens, own decisions: logits, KL and top-1 are judged where there are enough rows; decisions that
-//                     differ are explained one by one, and their number is judged against that of the reordered reference.
-//   free_run          own tokens: the first token that differs, with its margin.
+//                     differ are explained one by one, and their rate per kind is judged against that of the reordered reference,
+//                     whether a flip follows from another or not.
+//   free_run          own tokens: the first token of a request that differs, with its margin, and the share of requests that have one.
+//                     After it the two runs compute different things: nothing later in the request is compared.
 #pragma once
 
 #include <array>
@@ -27,28 +29,32 @@ struct Yardstick {
   std::vector<PooledDistance> exact;      // profile `double`
 };
 
-// One metric and loop of the candidate. Percentiles are in the order of kPercentiles; a rate has its mean alone, in the last place. The limit
-// of a percentile that is not judged is infinite.
+// One metric and loop of the candidate. Percentiles are in the order of kPercentiles; a rate has its mean alone, in the last place. The
+// limit of a percentile that is not judged is infinite.
 struct DistanceVerdict {
   std::string_view metric;
   int loop = -1;
   bool rate = false;
   std::int64_t values = 0;
+  std::int64_t expected_values = 0;  // what the reordered run has: with the same decisions, no run has fewer
   std::int64_t non_finite = 0;
   double mean = 0.0;
   std::array<double, kPercentiles.size()> candidate{}, reordered{}, exact{}, limit{};
   std::size_t worst = 0;     // index of the percentile nearest to its limit, or farthest above
   double worst_ratio = 0.0;  // candidate / limit there; 0 when both are 0, infinite when only the limit is
+  bool incomplete = false;   // values are missing
   bool judged = true;        // false: stated only
   bool passed = true;        // true when not judged
   DistancePlace largest;
-  std::string text()
-      const;  // "k loop 2: 99th percentile 0.0123 of 840 values, limit 0.0115 (reordered 0.00766, double 0.0101), largest at ..."
+  // "k loop 2: 99th percentile 0.0123 of 840 values, limit 0.0115 (reordered 0.00766, double 0.0101), largest at ...", or what is missing.
+  std::string text() const;
 };
 
-// Every metric of `candidate`, judged.
+// Decision-forced: every metric of `candidate` or of the reordered run, judged. One of which the candidate lacks values fails: the
+// reordered run took the same decisions, so it has the same rows.
 std::vector<DistanceVerdict> judge_distances(const std::vector<PooledDistance>& candidate, const Yardstick& yardstick);
-// Teacher-forced: logits, kl and top1 are judged, and from kMinimumTeacherForcedRows rows on; everything else is stated.
+// Teacher-forced: logits, kl and top1 are judged, and from kMinimumTeacherForcedRows rows on; everything else is stated. Other decisions
+// make other rows, so their number is free, but none at all fails.
 std::vector<DistanceVerdict> judge_teacher_forced_distances(const std::vector<PooledDistance>& candidate, const Yardstick& yardstick);
 
 // Noise of the compared values of decisions: limits of the largest decision-forced distances, with "key_logits" among them where keys are
@@ -61,9 +67,11 @@ struct FlipVerdict {
   std::int64_t decided = 0, flipped = 0, roots = 0, unexplained = 0;
   std::int64_t reordered = 0;   // flips of the reordered reference
   std::int64_t exact = 0;       // and of double precision
-  double limit = 0.0;           // of `flipped`
+  double limit = 0.0;           // of `flipped`, those that follow from another flip included
   double largest_margin = 0.0;  // of explained roots
   bool passed = true;           // nothing unexplained, within the limit
+  double rate() const { return static_cast<double>(flipped) / static_cast<double>(decided); }
+  double rate_limit() const { return limit / static_cast<double>(decided); }
 };
 // Kinds that were decided at all. `candidate` must have been explained.
 std::vector<FlipVerdict> judge_flips(const Decisions& candidate, const Decisions& reordered, const Decisions& exact);
@@ -78,15 +86,20 @@ Trace forced_trace(const Trace& trace, const RunRecord& reference);
 // True when every request of the trace is forced.
 bool all_forced(const Trace& trace);
 
-// The free-running requests of a trace: where the candidate's tokens leave the reference's.
+// The free-running requests of a trace: where the candidate's tokens leave the reference's. Only the first token that differs is judged:
+// what follows it is fed other tokens.
 struct FreeRunVerdict {
   std::int64_t requests = 0, tokens = 0;  // free requests, and tokens compared up to their first difference
   std::int64_t diverged = 0, unexplained = 0;
-  std::string text;  // the first divergence: its margin and what the two logits moved by
+  std::int64_t reordered = 0, exact = 0;  // requests that the reordered reference, and double precision, would leave
+  double limit = 0.0;                     // of `diverged`
+  std::string text;                       // the first divergence: its margin and what the two logits moved by
+  bool passed() const { return unexplained == 0 && static_cast<double>(diverged) <= limit; }
 };
-// `limit`: largest move of a logit that counts as noise. Flips of other decisions before the divergence widen it: `earlier_flips`, by
-// request, says whether there are any that are explained.
+// `limit`: largest move of a logit that counts as noise; a larger one is explained by a flip of another decision in the causal past of the
+// divergence. `candidate`: flips of the candidate under the reference's tokens, explained; up to the divergence they are those of the free
+// run too. `reordered`, `exact`: of the yardsticks under the same tokens; with greedy tokens a run leaves where it first flips an argmax.
 FreeRunVerdict judge_free_run(const Trace& trace, const RunRecord& expected, const RunRecord& actual, double limit,
-                              const std::vector<bool>& earlier_flips);
+                              const Decisions& candidate, const Decisions& reordered, const Decisions& exact);
 
 }  // namespace loopgauge::harness

@@ -72,6 +72,29 @@ void find_token_flips(int index, const RequestRecord& e, const RequestRecord& a,
   }
 }
 
+const std::vector<Tensor<std::int32_t>>& selections(const RequestRecord& record, std::size_t step) {
+  static const std::vector<Tensor<std::int32_t>> kNone;
+  return step < record.keys.size() ? record.keys[step].layers : kNone;
+}
+
+// A step whose keys one run selects and the other does not, or not in every layer: one flip that only an earlier one can explain.
+void find_missing_selections(int index, const RequestRecord& e, const RequestRecord& a, Decisions& decisions) {
+  for (std::size_t step = 0; step < std::max(e.keys.size(), a.keys.size()); ++step) {
+    const auto &x = selections(e, step), &y = selections(a, step);
+    if (x.size() == y.size()) continue;
+    Flip flip{.kind = DecisionKind::key,
+              .request = index,
+              .position = e.prompt_length + static_cast<int>(step),
+              .loop = 2,
+              .margin = kUnknown,
+              .difference = kUnknown};
+    flip.detail = "keys are selected in " + std::to_string(y.size()) + " layers instead of " + std::to_string(x.size());
+    decisions.flips.push_back(std::move(flip));
+    for (std::size_t layer = y.size(); layer < x.size(); ++layer)
+      decisions.decided[static_cast<int>(DecisionKind::key)] += std::ssize(x[layer].data);
+  }
+}
+
 // Calls visit(step, layer, head, expected keys, actual keys) for every selection that both runs made.
 template <class Visit>
 void for_each_key_selection(const RequestRecord& e, const RequestRecord& a, Visit&& visit) {
@@ -88,6 +111,7 @@ void for_each_key_selection(const RequestRecord& e, const RequestRecord& a, Visi
 void find_key_flips(int index, const RunRecord& expected, const RunRecord& actual, const ModelConfig& model, const KeyEvidence& evidence,
                     Decisions& decisions) {
   const auto at = static_cast<std::size_t>(index);
+  find_missing_selections(index, expected.requests[at], actual.requests[at], decisions);
   for_each_key_selection(expected.requests[at], actual.requests[at],
                          [&](int step, int layer, int head, std::span<const std::int32_t> x, std::span<const std::int32_t> y) {
                            decisions.decided[static_cast<int>(DecisionKind::key)] += std::ssize(x);
@@ -184,34 +208,6 @@ std::array<std::int64_t, 5> order_of(const Flip& flip) {
           flip.head};
 }
 
-bool acts_on(const Flip& cause, const Flip& effect) {
-  if (cause.request != effect.request) return false;
-  switch (cause.kind) {
-    case DecisionKind::token:
-      switch (effect.kind) {
-        case DecisionKind::token:
-          return effect.window >= cause.window && effect.loop > cause.loop;
-        case DecisionKind::key:
-          return false;
-        case DecisionKind::argmax:
-          return true;
-        case DecisionKind::exit:
-          return effect.loop >= cause.loop;
-      }
-      return false;
-    case DecisionKind::key:
-      if (effect.kind == DecisionKind::argmax) return effect.position >= cause.position;
-      return effect.kind == DecisionKind::exit && effect.loop >= 3 && effect.position >= cause.position;
-    case DecisionKind::exit:
-      if (effect.kind == DecisionKind::argmax) return effect.position >= cause.position;
-      if (effect.position <= cause.position) return false;
-      return (effect.kind == DecisionKind::key && cause.loop < 2) || (effect.kind == DecisionKind::exit && effect.loop > cause.loop);
-    case DecisionKind::argmax:
-      return false;
-  }
-  return false;
-}
-
 double limit_of(const Flip& flip, const FlipLimits& limits) {
   switch (flip.kind) {
     case DecisionKind::token:
@@ -244,6 +240,35 @@ std::string_view to_string(DecisionKind kind) {
 
 std::int64_t Decisions::flipped(DecisionKind kind) const {
   return std::count_if(flips.begin(), flips.end(), [&](const Flip& flip) { return flip.kind == kind; });
+}
+
+bool acts_on(const Flip& cause, const Flip& effect) {
+  if (cause.request != effect.request) return false;
+  switch (cause.kind) {
+    case DecisionKind::token:
+      switch (effect.kind) {
+        case DecisionKind::token:
+          return effect.window >= cause.window && effect.loop > cause.loop;
+        case DecisionKind::key:
+          return false;
+        case DecisionKind::argmax:
+          return true;
+        case DecisionKind::exit:
+          return effect.loop >= cause.loop;
+      }
+      return false;
+    case DecisionKind::key:
+      if (effect.kind == DecisionKind::argmax) return effect.position >= cause.position;
+      return effect.kind == DecisionKind::exit && effect.loop >= 3 && effect.position >= cause.position;
+    case DecisionKind::exit:
+      if (effect.kind == DecisionKind::argmax) return effect.position >= cause.position;
+      // A row that leaves before loop 2 selects no keys.
+      if (effect.kind == DecisionKind::key) return cause.loop < 2 && effect.position >= cause.position;
+      return effect.kind == DecisionKind::exit && effect.position > cause.position && effect.loop > cause.loop;
+    case DecisionKind::argmax:
+      return false;
+  }
+  return false;
 }
 
 Decisions find_flips(const RunRecord& expected, const RunRecord& actual, const EffectiveConfig& config, const ModelConfig& model,

@@ -4,7 +4,8 @@
 //
 //   kind      one flip is                                   compared value                    decisions counted
 //   token     a prompt row selected by one run only         selection score                   rows that the expected run selects
-//   key       a key selected by one run only                logit of loop 2                   keys that the expected run selects
+//   key       a key selected by one run only, or a step     logit of loop 2                   keys that the expected run selects
+//             at which one run selects none
 //   argmax    a logits row with another greedy token        logit                             logits rows
 //   exit      a decode row with another last loop           exit probability of the loop      decode rows
 //
@@ -15,8 +16,8 @@
 // causal past alone explains. A flip without a flip in its past is a *root*.
 //
 // Causal past, with forced tokens: a token flip at loop r acts on what rows of its window and later compute from loop r on; a key flip on
-// loops 3 and 4 of its row and of later rows; an exit flip on the loops after the earlier exit, of later rows; an argmax flip on nothing.
-// Loops 1 and 2 of full-depth rows see none of these, so that keys and loop-3 tokens are roots.
+// loops 3 and 4 of its row and of later rows; an exit flip on the loops after the earlier exit, of its row and later rows; an argmax flip
+// on nothing. Loops 1 and 2 of full-depth rows see none of these, so that keys and loop-3 tokens are roots.
 #pragma once
 
 #include <cstdint>
@@ -40,9 +41,9 @@ struct Flip {
   int request = 0, position = -1;  // position: the lost prompt row, the decode row, or the row that the logits are read from
   int loop = -1;                   // of the decision: 3, 4 (token), 2 (key), the earlier exit (exit)
   int layer = -1, head = -1;
-  int window = -1;      // token
-  double margin = 0.0;      // NaN here or
-  double difference = 0.0;  // here: a value exists in one run only, which follows from an earlier flip
+  int window = -1;            // token
+  double margin = 0.0;        // NaN here or
+  double difference = 0.0;    // here: a value exists in one run only, which follows from an earlier flip
   double slack = 0.0;         // what the margin may exceed the difference by: rounding of recomputed values
   double largest_move = 0.0;  // the larger of the two values' moves
   bool root = true;
@@ -74,6 +75,9 @@ struct KeyEvidence {
 // margin.
 Decisions find_flips(const RunRecord& expected, const RunRecord& actual, const EffectiveConfig& config, const ModelConfig& model,
                      const KeyEvidence& evidence);
+
+// Whether `cause` lies in the causal past of `effect`, both of forced runs.
+bool acts_on(const Flip& cause, const Flip& effect);
 
 // Sets root and explained of every flip.
 void explain_flips(Decisions& decisions, const FlipLimits& limits);

@@ -105,6 +105,7 @@ struct Alteration {
   std::string_view check;  // that must fail
   const char* says;        // and what it must say
   std::function<void(RunRecord&)> alter;
+  int from_run = 1;  // 1: the candidate's own run, 3: the one with the reference's decisions
 };
 
 TEST(Conformance, AlteredRecordsFailWhereTheyDiffer) {
@@ -146,6 +147,26 @@ TEST(Conformance, AlteredRecordsFailWhereTheyDiffer) {
          active.front() = lowest;
          std::sort(active.begin(), active.end());
        }},
+      {"no hidden rows of loop 3", kDecisionForcedCheck, "hidden loop 3: ",
+       [](RunRecord& r) {
+         for (RequestRecord& q : r.requests) q.hidden[2] = {};
+       }},
+      {"no K/V of one request", kDecisionForcedCheck, "values are missing", [](RunRecord& r) { r.requests[1].kv.clear(); }},
+      {"no logits", kDecisionForcedCheck, "values are missing",
+       [](RunRecord& r) {
+         for (RequestRecord& q : r.requests) q.logits = {};
+       },
+       3},
+      {"nothing but decisions", kDecisionForcedCheck, "values are missing",
+       [](RunRecord& r) {
+         for (RequestRecord& q : r.requests) {
+           q.logits = q.gate = {};
+           q.hidden = {};
+           q.kv.clear();
+           for (auto& scores : q.scores) scores.clear();
+         }
+       },
+       3},
       {"one plane is missing", kDecisionForcedCheck, "number of K/V planes", [](RunRecord& r) { r.requests[0].kv.pop_back(); }},
       {"one token more is forwarded", kDecisionForcedCheck, "forwarded", [](RunRecord& r) { ++r.requests[0].fed; }},
       {"a sealed block covers less", kDecisionForcedCheck, "block", [](RunRecord& r) { --r.requests[0].blocks[0].positions.end; }},
@@ -153,7 +174,10 @@ TEST(Conformance, AlteredRecordsFailWhereTheyDiffer) {
   for (const Alteration& alteration : alterations) {
     CandidateSweep sweep({"serial/t1s1q1:rolling:serial_aligned/several"});
     test::StandIn candidate(sweep.checkpoint);
-    candidate.alter = alteration.alter;
+    int runs = 0;
+    candidate.alter = [&](RunRecord& record) {
+      if (++runs >= alteration.from_run) alteration.alter(record);
+    };
     const CaseResult row = sweep.run(candidate).front();
     EXPECT_EQ(row.status, CaseStatus::failed) << alteration.name;
     EXPECT_EQ(status_of(row, alteration.check), "failed") << alteration.name << ": " << row.reason;
@@ -337,6 +361,140 @@ TEST(Flips, AreExplainedByTheirOwnNoiseOrByAnExplainedFlipInTheirPast) {
   EXPECT_DOUBLE_EQ(verdicts[1].largest_margin, 0.05);
 }
 
+RunRecord record_with_keys(std::vector<std::uint8_t> exit_depths, const std::vector<bool>& selects) {
+  RunRecord record;
+  record.requests.resize(1);
+  RequestRecord& request = record.requests[0];
+  request.prompt_length = 4;
+  request.fed = static_cast<int>(exit_depths.size());
+  request.exit_depths = std::move(exit_depths);
+  request.keys.resize(selects.size());
+  for (std::size_t step = 0; step < selects.size(); ++step) {
+    if (selects[step]) request.keys[step].layers = {Tensor<std::int32_t>({1, 2}, 0)};
+  }
+  return record;
+}
+
+TEST(Flips, AStepWithKeysInOneRunOnlyNeedsAnExitThatExplainsIt) {
+  const ModelConfig model = test::tiny_checkpoint().config;
+  AlgorithmConfig requested;
+  apply_switches(requested, "t0s1q0");
+  requested.exit = parse_exit_rule("threshold:0.5");
+  const EffectiveConfig config = EffectiveConfig::resolve(requested, model);
+  const FlipLimits limits{.score = {}, .key_logit = 1.0, .logit = 1.0, .exit_probability = 1.0};
+  const auto flips = [&](const RunRecord& expected, const RunRecord& actual) {
+    Decisions decisions = find_flips(expected, actual, config, model, {});
+    for (Flip& flip : decisions.flips) {
+      if (flip.kind == DecisionKind::exit) flip.margin = flip.difference = flip.largest_move = 0.01;
+    }
+    explain_flips(decisions, limits);
+    return decisions;
+  };
+  const RunRecord expected = record_with_keys({4, 4}, {true, true});
+  EXPECT_TRUE(flips(expected, expected).flips.empty());
+  for (const std::vector<bool>& selects : {std::vector<bool>{true, false}, std::vector<bool>{true}}) {
+    const Decisions lost = flips(expected, record_with_keys({4, 4}, selects));
+    ASSERT_EQ(lost.flips.size(), 1u);
+    EXPECT_EQ(lost.flips[0].kind, DecisionKind::key);
+    EXPECT_EQ(lost.flips[0].position, 5);
+    EXPECT_FALSE(lost.flips[0].explained);
+    EXPECT_EQ(lost.decided[static_cast<int>(DecisionKind::key)], 4) << "keys of the missing step were decided too";
+    EXPECT_EQ(flips(record_with_keys({4, 4}, selects), expected).flips.size(), 1u) << "in either direction";
+  }
+  // The row leaves after loop 1: it has no loop that selects.
+  const Decisions left = flips(expected, record_with_keys({4, 1}, {true, false}));
+  ASSERT_EQ(left.flips.size(), 2u);
+  EXPECT_TRUE(left.flips[0].kind == DecisionKind::exit && left.flips[0].explained && left.flips[0].root);
+  EXPECT_TRUE(left.flips[1].kind == DecisionKind::key && left.flips[1].explained && !left.flips[1].root);
+  // An exit after loop 2 still selects.
+  for (const Flip& each : flips(expected, record_with_keys({4, 2}, {true, false})).flips) {
+    EXPECT_EQ(each.explained, each.kind == DecisionKind::exit);
+  }
+}
+
+TEST(Flips, ThoseThatFollowFromAnotherCountAgainstTheRate) {
+  const FlipLimits limits{.score = {0.01, 0.01}, .key_logit = 0.0, .logit = 0.1, .exit_probability = 0.0};
+  Decisions candidate;
+  candidate.decided[0] = 100, candidate.decided[2] = 50;
+  candidate.flips.push_back(flip(DecisionKind::token, 10, 3, 0.001, 0.001));
+  for (int i = 0; i < 40; ++i) candidate.flips.push_back(flip(DecisionKind::argmax, 130 + i, -1, 1.0, 5.0));
+  explain_flips(candidate, limits);
+  for (const Flip& each : candidate.flips) EXPECT_TRUE(each.explained);
+  const std::vector<FlipVerdict> verdicts = judge_flips(candidate, {}, {});
+  ASSERT_EQ(verdicts.size(), 2u);
+  EXPECT_TRUE(verdicts[0].passed);
+  EXPECT_EQ(verdicts[1].unexplained, 0);
+  EXPECT_DOUBLE_EQ(verdicts[1].rate(), 0.8);
+  EXPECT_DOUBLE_EQ(verdicts[1].rate_limit(), 0.06);
+  EXPECT_FALSE(verdicts[1].passed) << "one explained root does not excuse any number of flips";
+}
+
+// Requests of one prompt token that emit four tokens of three; all logits 0 but the emitted token's 1.
+RunRecord free_record(std::size_t requests) {
+  RunRecord record;
+  for (std::size_t i = 0; i < requests; ++i) {
+    RequestRecord request;
+    request.prompt_length = 1, request.fed = 3;
+    request.tokens = {0, 0, 0, 0};
+    request.logits = Tensor<float>({4, 3}, 0.0f);
+    for (std::int64_t row = 0; row < 4; ++row) request.logits.row(row)[0] = 1.0f;
+    record.requests.push_back(std::move(request));
+  }
+  return record;
+}
+
+// Emits token 1 at `row`: its logit rises and that of token 0 falls.
+void leave(RequestRecord& request, std::size_t row) {
+  request.tokens[row] = 1;
+  request.logits.row(static_cast<std::int64_t>(row))[0] = 0.45f;
+  request.logits.row(static_cast<std::int64_t>(row))[1] = 0.55f;
+}
+
+TEST(FreeRun, OnlyTheFirstDivergenceIsJudgedAndOnlyItsPastExplainsIt) {
+  Trace trace;
+  trace.requests.resize(1);
+  const RunRecord expected = free_record(1);
+  RunRecord actual = expected;
+  leave(actual.requests[0], 1);
+  actual.requests[0].tokens[2] = actual.requests[0].tokens[3] = 2;  // whatever follows
+  const auto judge = [&](double limit, const Decisions& candidate) {
+    return judge_free_run(trace, expected, actual, limit, candidate, {}, {});
+  };
+  EXPECT_TRUE(judge(0.6, {}).passed());
+  EXPECT_EQ(judge(0.6, {}).tokens, 1);
+  EXPECT_FALSE(judge(0.5, {}).passed()) << "the logits moved by more than noise";
+  for (const auto& [position, passes] : {std::pair{1, true}, std::pair{2, false}}) {
+    Decisions earlier;
+    earlier.flips = {flip(DecisionKind::key, position, 2, 0.0, 0.0)};
+    earlier.flips[0].explained = true;
+    EXPECT_EQ(judge(0.5, earlier).passed(), passes) << "a key flip at position " << position << ", the divergence is read from position 1";
+  }
+  actual.requests[0].logits.row(1)[0] = 0.9f;
+  EXPECT_FALSE(judge(10.0, {}).passed()) << "its own logits ask for another token";
+}
+
+TEST(FreeRun, TheShareOfRequestsThatDivergeHasALimit) {
+  Trace trace;
+  trace.requests.resize(10);
+  const RunRecord expected = free_record(10);
+  const auto judge = [&](std::size_t diverging, const Decisions& reordered) {
+    RunRecord actual = expected;
+    for (std::size_t i = 0; i < diverging; ++i) leave(actual.requests[i], 3);
+    return judge_free_run(trace, expected, actual, 1.0, {}, reordered, {});
+  };
+  EXPECT_TRUE(judge(3, {}).passed());
+  EXPECT_EQ(judge(4, {}).unexplained, 0);
+  EXPECT_FALSE(judge(4, {}).passed()) << "the reordered reference leaves none";
+  Decisions reordered;
+  for (const int request : {0, 0, 3}) {
+    reordered.flips.push_back(flip(DecisionKind::argmax, 2, -1, 0.1, 0.1));
+    reordered.flips.back().request = request;
+  }
+  EXPECT_EQ(judge(4, reordered).reordered, 2);
+  EXPECT_TRUE(judge(9, reordered).passed());  // 3 + 3 sqrt(3) + 3
+  EXPECT_TRUE(judge(10, reordered).diverged == 10 && judge(10, reordered).passed());
+}
+
 TEST(Flips, MoreThanTheReorderedReferenceAllowsFail) {
   Decisions candidate, reordered;
   candidate.decided[1] = reordered.decided[1] = 10000;
@@ -377,6 +535,27 @@ TEST(Distances, OneOutlierAmongManyIsSeenAndNamed) {
   EXPECT_FALSE(verdict.passed);
   EXPECT_NEAR(verdict.worst_ratio, 0.05 / 0.045, 1e-9);
   EXPECT_NE(verdict.text().find("maximum 0.05 of 1000 values, limit 0.045"), std::string::npos) << verdict.text();
+}
+
+TEST(Distances, AMetricThatTheCandidateLacksFailsAndIsNamed) {
+  const std::vector<double> noise(100, 0.01);
+  const Yardstick yardstick{{pool("hidden", noise), pool("logits", noise)}, {}};
+  for (const std::size_t kept : {0u, 99u}) {
+    std::vector<PooledDistance> candidate{pool("logits", noise)};
+    if (kept > 0) candidate.push_back(pool("hidden", std::vector<double>(kept, 0.0)));
+    const std::vector<DistanceVerdict> verdicts = judge_distances(candidate, yardstick);
+    ASSERT_EQ(verdicts.size(), 2u);
+    EXPECT_TRUE(verdicts[0].passed);
+    EXPECT_FALSE(verdicts[1].passed);
+    EXPECT_EQ(verdicts[1].text(), "hidden: " + std::to_string(100 - kept) + " of 100 values are missing");
+  }
+  // With own decisions other rows may be compared, but logits are never absent.
+  const auto teacher_forced = [&](std::vector<PooledDistance> candidate) { return judge_teacher_forced_distances(candidate, yardstick); };
+  EXPECT_TRUE(teacher_forced({pool("logits", std::vector<double>(99, 0.01))}).front().passed);
+  const std::vector<DistanceVerdict> none = teacher_forced({});
+  ASSERT_EQ(none.size(), 2u);
+  EXPECT_TRUE(none[0].passed) << "hidden rows are judged with the reference's decisions";
+  EXPECT_FALSE(none[1].passed);
 }
 
 TEST(Distances, KlIsJudgedWhereMoreThanOneRowDecides) {
