@@ -68,11 +68,17 @@ RunRecord logits_only(const RunRecord& record) {
   return kept;
 }
 
-// Runs `work`; what it throws becomes the row's status.
+// Runs `work`; what it throws becomes the row's status. A check that failed before stays the verdict, and the exception is added to it.
 void guarded(CaseResult& row, const std::function<void()>& work) {
   const auto settle = [&](CaseStatus status, const std::string& reason) {
-    row.status = status;
-    row.reason = reason;
+    const bool failed = std::any_of(row.checks.begin(), row.checks.end(), [](const CheckRow& check) { return check.status == "failed"; });
+    if (failed) {
+      decide(row);
+      row.reason += "; then the run ended: " + reason;
+    } else {
+      row.status = status;
+      row.reason = reason;
+    }
   };
   try {
     work();

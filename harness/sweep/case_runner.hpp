@@ -14,8 +14,8 @@
 #include "harness/report/report.hpp"
 #include "harness/sweep/checks.hpp"
 #include "harness/sweep/conformance_baseline.hpp"
-#include "harness/sweep/operation_conformance.hpp"
 #include "harness/sweep/dense_baselines.hpp"
+#include "harness/sweep/operation_conformance.hpp"
 #include "models/checkpoint.hpp"
 #include "models/executor.hpp"
 
@@ -48,7 +48,7 @@ class CaseRunner {
   void judge(const Case& value, const Trace& trace, const Companions& companions, CaseResult& row,
              const ConformanceBaselines::Entry* conformance = nullptr);
 
-  // From now on judge() keeps the run of the case `id`, observed as a baseline needs it; "" keeps none.
+  // From now on judge() keeps the run of the case `id`, observed as a baseline needs it, where that costs no run; "" keeps none.
   void keep_run(std::string id) {
     keep_ = std::move(id);
     kept_.reset();
@@ -71,7 +71,12 @@ class CaseRunner {
   };
 
   void judge_or_throw(const Case& value, const Trace& trace, const Companions& companions, CaseResult& row);
-  bool keeps(const Case& value) const { return !keep_.empty() && keep_ == case_id(value); }
+  // With repeat_with_taps the first run must be without taps, and a run with sparse decode attention is kept with a tap's evidence: then
+  // nothing is kept.
+  bool keeps(const Case& value) const {
+    const bool needs_tap = value.config.sparse_decode_attention.enabled;
+    return !keep_.empty() && keep_ == case_id(value) && !(options_.repeat_with_taps && needs_tap);
+  }
   void judge_mutant_or_throw(const Case& value, const Trace& trace, Fault fault, const RunRecord& clean, CaseResult& row);
 
   Run run(const Case& value, const Trace& trace, const RunOptions& options);

@@ -372,6 +372,11 @@ std::vector<SweepCase> numbered_cases(const std::vector<Case>& cases, const std:
   for (const Case& value : cases) {
     find_trace(traces, value.trace);
     require_runnable(value);
+    if (model.loops != kLoops && (value.config.token_sparse_prefill.enabled || value.config.sparse_decode_attention.enabled ||
+                                  value.config.kv_residual_quantization.enabled)) {
+      throw ConfigError("case " + case_id(value) + ": T, S and Q need a model of four loops, this one has " + std::to_string(model.loops) +
+                        "; --filter '*/t0s0q0/*' leaves the cases that it can run");
+    }
     EffectiveConfig::resolve(value.config, model);
     numbered.push_back({std::ssize(numbered), value});
   }
