@@ -17,6 +17,10 @@ namespace {
 constexpr double kNormalQuantile = 1.959963984540054;  // 97.5 % point of the standard normal distribution
 constexpr int kByteTokens = 256;
 
+bool all_finite(std::span<const float> values) {
+  return std::all_of(values.begin(), values.end(), [](float x) { return std::isfinite(x); });
+}
+
 double log_sum_exp(std::span<const float> logits) {
   double largest = -std::numeric_limits<double>::infinity();
   for (const float x : logits) largest = std::max(largest, static_cast<double>(x));
@@ -258,6 +262,10 @@ Drift measure_drift(const RunRecord& dense, const RunRecord& candidate, const Tr
     for (std::int64_t j = 0; j < rows; ++j) {
       const auto p = d.logits.row(j);
       const auto q = c.logits.row(j);
+      if (!all_finite(p) || !all_finite(q)) {
+        ++result.rows_non_finite;
+        continue;
+      }
       const std::int32_t top = argmax_lowest_id(p);
       RowDrift row;
       row.request = static_cast<int>(i);
@@ -285,7 +293,9 @@ Drift measure_drift(const RunRecord& dense, const RunRecord& candidate, const Tr
       for (; end < mask.size() && mask[end] != 0; ++end) {
         const bool compared = static_cast<std::int64_t>(end) < rows;
         const auto right = [&](const RequestRecord& r) {
-          return compared && argmax_lowest_id(r.logits.row(static_cast<std::int64_t>(end))) == request.forced[end];
+          if (!compared) return false;
+          const auto logits = r.logits.row(static_cast<std::int64_t>(end));
+          return all_finite(logits) && argmax_lowest_id(logits) == request.forced[end];
         };
         dense_right = dense_right && right(d);
         candidate_right = candidate_right && right(c);

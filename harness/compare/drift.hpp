@@ -70,10 +70,11 @@ struct DriftOptions {
 };
 
 struct Drift {
-  std::vector<RowDrift> rows;      // by request, then row
-  std::int64_t rows_left_out = 0;  // rows after the first token in which the two runs differ (free runs only)
-  RowSummary first_token;          // row 0 of every request
-  RowSummary continuation;         // rows 1..
+  std::vector<RowDrift> rows;        // by request, then row
+  std::int64_t rows_left_out = 0;    // rows after the first token in which the two runs differ (free runs only)
+  std::int64_t rows_non_finite = 0;  // rows with a NaN or an infinity among the logits of either run: in no statistic
+  RowSummary first_token;            // row 0 of every request
+  RowSummary continuation;           // rows 1..
   Likelihood dense, candidate;
   std::optional<TaskAccuracy> task;  // traces with an answer_mask
 };

@@ -17,9 +17,9 @@ constexpr std::int64_t kGroupParameterBytes = 4;  // FP16 minimum, FP16 scale
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-constexpr std::array kKvCategories{
-    MemoryCategory::base_payload, MemoryCategory::residual_payload, MemoryCategory::parameters,  MemoryCategory::activity_maps,
-    MemoryCategory::padding,      MemoryCategory::bf16_tail,        MemoryCategory::bf16_planes, MemoryCategory::inherited_references};
+constexpr std::array kKvCategories{MemoryCategory::base_payload,        MemoryCategory::residual_payload, MemoryCategory::parameters,
+                                   MemoryCategory::activity_maps,       MemoryCategory::bf16_tail,        MemoryCategory::bf16_planes,
+                                   MemoryCategory::inherited_references};
 
 std::int64_t kv_sum(const std::array<std::int64_t, kMemoryCategories>& bytes) {
   std::int64_t sum = 0;
@@ -34,6 +34,7 @@ class Account {
     bytes_.logical[at] += logical;
     bytes_.physical[at] += logical;
     bytes_.physical[static_cast<std::size_t>(MemoryCategory::padding)] += physical - logical;
+    if (std::find(kKvCategories.begin(), kKvCategories.end(), category) != kKvCategories.end()) bytes_.kv_padding += physical - logical;
   }
   void add(MemoryCategory category, std::int64_t bytes) { add(category, bytes, bytes); }
   const MemoryBytes& bytes() const { return bytes_; }
@@ -205,7 +206,7 @@ MemoryBytes account_for(const ModelConfig& model, const EffectiveConfig& config,
 std::int64_t MemoryBytes::logical_total() const { return std::accumulate(logical.begin(), logical.end(), std::int64_t{0}); }
 std::int64_t MemoryBytes::physical_total() const { return std::accumulate(physical.begin(), physical.end(), std::int64_t{0}); }
 std::int64_t MemoryBytes::logical_kv() const { return kv_sum(logical); }
-std::int64_t MemoryBytes::physical_kv() const { return kv_sum(physical); }
+std::int64_t MemoryBytes::physical_kv() const { return kv_sum(physical) + kv_padding; }
 
 double MemoryPrediction::kv_ratio_logical() const {
   return static_cast<double>(dense.logical_kv()) / static_cast<double>(steady.logical_kv());

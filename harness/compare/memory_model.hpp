@@ -34,12 +34,13 @@ inline constexpr std::int64_t kPageTableEntryBytes = 56;    // four BF16 planes 
 struct MemoryBytes {
   // `padding` is 0 in logical; in physical it is what the other categories take beyond their logical bytes.
   std::array<std::int64_t, kMemoryCategories> logical{}, physical{};
+  std::int64_t kv_padding = 0;  // the part of `padding` that belongs to K/V and what finds it
   std::int64_t logical_of(MemoryCategory category) const { return logical[static_cast<std::size_t>(category)]; }
   std::int64_t physical_of(MemoryCategory category) const { return physical[static_cast<std::size_t>(category)]; }
   std::int64_t logical_total() const;
   std::int64_t physical_total() const;
-  // The categories that hold K/V in whatever form, with what is needed to find it: payloads, parameters, activity maps, padding, tail,
-  // planes, inherited references.
+  // K/V in whatever form, with what is needed to find it: payloads, parameters, activity maps, tail, planes, inherited references, and in
+  // physical their padding. Attention reference state, which is no K/V, counts with none of its bytes.
   std::int64_t logical_kv() const;
   std::int64_t physical_kv() const;
 };

@@ -54,6 +54,26 @@ TEST(Drift, KlDivergenceByHand) {
   EXPECT_NEAR(kl_divergence(std::vector<float>{1000, 999, 998}, std::vector<float>{2, 1, 0}), 0.0, 1e-12);
 }
 
+TEST(Drift, RowsThatAreNotFiniteAreCountedAndEnterNoStatistic) {
+  std::vector<std::vector<double>> rows(20, {.5, .3, .2});
+  Pair pair = make(rows, rows, std::vector<std::int32_t>(19, 0));
+  pair.trace.requests[0].answer_mask.assign(19, 0);
+  pair.trace.requests[0].answer_mask[4] = 1;
+  pair.candidate.requests[0].logits.row(4)[1] = std::nanf("");
+  pair.dense.requests[0].logits.row(7)[2] = INFINITY;
+  const Drift drift = measure_drift(pair.dense, pair.candidate, pair.trace);
+  EXPECT_EQ(drift.rows_non_finite, 2);
+  EXPECT_EQ(drift.rows.size(), 18u);
+  EXPECT_EQ(drift.continuation.rows, 17);
+  EXPECT_EQ(drift.continuation.kl_mean.value, 0.0);
+  EXPECT_EQ(drift.continuation.kl_mean.high, 0.0);
+  EXPECT_EQ(drift.continuation.kl_percentiles.back().value, 0.0);
+  EXPECT_TRUE(std::isfinite(drift.candidate.perplexity.value));
+  ASSERT_TRUE(drift.task);
+  EXPECT_EQ(drift.task->dense_correct, 1);
+  EXPECT_EQ(drift.task->candidate_correct, 0);
+}
+
 TEST(Drift, KlIsNotSymmetricAndHasTheDenseRunFirst) {
   Pair pair = make({{.9, .05, .05}}, {{.4, .3, .3}}, {});
   const Drift drift = measure_drift(pair.dense, pair.candidate, pair.trace);

@@ -165,6 +165,20 @@ TEST(MemoryModel, PeakHoldsThePromptInBfloat16WhereItIsReadSo) {
   EXPECT_GE(streaming.peak.physical_total(), streaming.steady.physical_total());
 }
 
+// The ratio is of K/V and what finds it: the reference state of sparse decode is neither, nor is its padding.
+TEST(MemoryModel, SparseDecodeLeavesTheRatioOfKvAsItIs) {
+  for (const char* switches : {"t0s%q0", "t1s%q0", "t1s%q1"}) {
+    const auto with = [&](char digit) {
+      std::string text = switches;
+      text[text.find('%')] = digit;
+      return predict(configured(text), 1000, 1100);
+    };
+    EXPECT_GT(with('1').steady.physical_of(MemoryCategory::padding), with('0').steady.physical_of(MemoryCategory::padding)) << switches;
+    EXPECT_EQ(with('1').steady.physical_kv(), with('0').steady.physical_kv()) << switches;
+    EXPECT_EQ(with('1').kv_ratio_physical(), with('0').kv_ratio_physical()) << switches;
+  }
+}
+
 TEST(MemoryModel, PhysicalTotalIsTheSumOfItsCategories) {
   const MemoryPrediction p = predict(configured("t1s1q1"), 1000, 1100);
   EXPECT_EQ(p.steady.logical_of(MemoryCategory::padding), 0);
