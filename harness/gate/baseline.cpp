@@ -5,12 +5,14 @@
 #include <array>
 #include <charconv>
 #include <cmath>
-#include <cstdio>
 #include <fstream>
 #include <iterator>
 #include <optional>
+#include <tuple>
+#include <utility>
 #include <vector>
 
+#include "harness/compare/significant.hpp"
 #include "models/error.hpp"
 
 namespace loopgauge::harness {
@@ -44,12 +46,6 @@ constexpr std::array kDriftSources{
     DriftSource{"same_top1", "same_top1", "continuation"}, DriftSource{"bits_per_byte", "bits_per_byte", "all"},
     DriftSource{"task_accuracy", "task_accuracy", "all"},
 };
-
-std::string six_digits(double value) {
-  char text[40];
-  std::snprintf(text, sizeof text, "%.6g", value);
-  return text;
-}
 
 [[noreturn]] void fail(std::string_view name, int line, const std::string& what) {
   throw FileError(std::string(name) + ":" + std::to_string(line) + ": " + what);
@@ -124,9 +120,9 @@ std::map<std::string, std::string> metrics_of(const CaseResult& row) {
   for (const DriftSource& source : kDriftSources) {
     for (const DriftSummaryRow& summary : row.drift_summary) {
       if (summary.metric != source.summary_metric || summary.scope != source.scope || !std::isfinite(summary.value)) continue;
-      std::string text = six_digits(summary.value);
+      std::string text = significant(summary.value, 6);
       if (std::isfinite(summary.low) && std::isfinite(summary.high))
-        text += "[" + six_digits(summary.low) + "," + six_digits(summary.high) + "]";
+        text += "[" + significant(summary.low, 6) + "," + significant(summary.high, 6) + "]";
       metrics[std::string(source.metric)] = text;
     }
   }
@@ -162,6 +158,34 @@ Baseline baseline_of(const Report& report) {
   }
   if (baseline.values.empty()) throw ConfigError("the report holds no case that passed: there is nothing to make a baseline of");
   return baseline;
+}
+
+BaselineUpdate update_baseline(const Baseline& before, const Baseline& fresh) {
+  for (const auto& [what, old_value, new_value] :
+       {std::tuple{"model", &before.model_sha256, &fresh.model_sha256}, std::tuple{"set", &before.set, &fresh.set}}) {
+    if (*old_value == *new_value) continue;
+    throw ConfigError("the baseline is of " + std::string(what) + " '" + *old_value + "', the report of '" + *new_value +
+                      "': their cases cannot stand in one baseline (--prune replaces all of it)");
+  }
+  using CaseValues = std::map<std::pair<std::string, std::string>, std::map<std::string, std::string>>;
+  const auto by_case = [](const Baseline& baseline) {
+    CaseValues cases;
+    for (const auto& [key, value] : baseline.values) cases[{key.id, key.executor}][key.metric] = value;
+    return cases;
+  };
+  const CaseValues old_cases = by_case(before), new_cases = by_case(fresh);
+  BaselineUpdate update{fresh};
+  for (const auto& [name, values] : new_cases) {
+    const auto old_case = old_cases.find(name);
+    update.added += old_case == old_cases.end();
+    update.updated += old_case != old_cases.end() && old_case->second != values;
+  }
+  for (const auto& [name, values] : old_cases) {
+    if (new_cases.contains(name)) continue;
+    ++update.kept;
+    for (const auto& [metric, value] : values) update.baseline.values[{name.first, name.second, metric}] = value;
+  }
+  return update;
 }
 
 std::string baseline_text(const Baseline& baseline) {

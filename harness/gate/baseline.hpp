@@ -56,6 +56,17 @@ std::map<std::string, std::string> metrics_of(const CaseResult& row);
 // only: none of these may become what later sweeps are measured by.
 Baseline baseline_of(const Report& report);
 
+// A baseline brought up to date: `fresh` replaces the values of the cases (id and executor) that it holds, cases that it lacks keep theirs,
+// so that a filtered sweep or one without a device takes nothing away.
+struct BaselineUpdate {
+  Baseline baseline;
+  int updated = 0;  // cases whose values changed
+  int added = 0;    // cases that are new
+  int kept = 0;     // cases that `fresh` lacks
+};
+// Throws ConfigError when the two are of different models or sets: nothing of the one can stand beside the other.
+BaselineUpdate update_baseline(const Baseline& before, const Baseline& fresh);
+
 std::string baseline_text(const Baseline& baseline);
 // Throws FileError naming `name` and the line for anything that is not exactly such a text: wrong header, unknown version or metric,
 // unsorted, duplicate or malformed lines.

@@ -5,10 +5,10 @@
 #include <array>
 #include <charconv>
 #include <cmath>
-#include <cstdio>
 #include <map>
 #include <set>
 
+#include "harness/compare/significant.hpp"
 #include "models/error.hpp"
 
 namespace loopgauge::harness {
@@ -17,12 +17,6 @@ namespace {
 // Sums of double-precision exponentials differ in the last digits between C libraries: nothing below this counts as a change of a drift
 // metric, whatever its interval.
 constexpr double kRelativeFloor = 1e-5;
-
-std::string six_digits(double value) {
-  char text[40];
-  std::snprintf(text, sizeof text, "%.6g", value);
-  return text;
-}
 
 std::int64_t bytes_of(const std::string& text) {
   std::int64_t value = 0;
@@ -39,7 +33,7 @@ GateMetric judge_drift(const std::string& metric, const std::string& old_text, c
   const double old_half = change > 0 ? before.high - before.value : before.value - before.low;
   const double new_half = change > 0 ? after.value - after.low : after.high - after.value;
   const double allowed = std::max(std::hypot(old_half, new_half), kRelativeFloor * std::fabs(before.value));
-  result.limit = "change of at most " + six_digits(allowed);
+  result.limit = "change of at most " + significant(allowed, 6);
   if (std::fabs(change) <= allowed) return result;
   result.word = (change > 0) == lower_is_better ? GateWord::regression : GateWord::improved;
   return result;

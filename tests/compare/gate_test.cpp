@@ -95,6 +95,33 @@ TEST(Baseline, MalformedTextsAreRefusedWithTheLine) {
   EXPECT_NE(message(header + "a reference kl_mean 1\na reference kl_mean 2\n").find("given before"), std::string::npos);
 }
 
+TEST(Baseline, AnUpdateKeepsTheCasesThatTheReportLacks) {
+  Report full = sample();
+  full.cases.push_back(passing_case("serial/t0s0q0/seven", "optimized"));
+  const Baseline before = baseline_of(full);
+  // A sweep of one old and one new case, without a device; the old one has a metric less and another digest.
+  Report part = sample();
+  part.cases = {passing_case("serial/t0s0q0/seven"), passing_case("serial/t0s0q0/other")};
+  part.cases[0].digests = {{"all", digest('7')}};
+  const BaselineUpdate update = update_baseline(before, baseline_of(part));
+  EXPECT_EQ(update.updated, 1);
+  EXPECT_EQ(update.added, 1);
+  EXPECT_EQ(update.kept, 2);
+  const auto& values = update.baseline.values;
+  EXPECT_EQ(values.at({"serial/t0s0q0/seven", "reference", "digest"}), digest('7').substr(0, 16));
+  EXPECT_FALSE(values.contains({"serial/t0s0q0/seven", "reference", "digest.logits"})) << "a case is replaced as a whole";
+  EXPECT_EQ(values.at({"serial/t0s0q0/seven", "optimized", "digest"}), digest('1').substr(0, 16));
+  EXPECT_TRUE(values.contains({"serial/t0s0q1:rolling:serial_aligned/seven", "reference", "digest"}));
+  EXPECT_TRUE(values.contains({"serial/t0s0q0/other", "reference", "digest"}));
+  const BaselineUpdate same = update_baseline(before, before);
+  EXPECT_EQ(same.updated + same.added + same.kept, 0);
+  for (const bool other_model : {false, true}) {
+    Report other = sample();
+    (other_model ? other.meta.model_sha256 : other.meta.set) = other_model ? std::string(64, 'b') : "smoke";
+    EXPECT_THROW(update_baseline(before, baseline_of(other)), ConfigError);
+  }
+}
+
 TEST(Baseline, OnlyPassingCompleteSweepsBecomeOne) {
   Report report = sample();
   report.meta.mutant = "swapped_norms";
