@@ -71,7 +71,7 @@ ReferenceBenchRow measure_reference(Executor& executor, const AlgorithmConfig& c
                                                 " positions; the model has " + std::to_string(model.max_positions));
   const EffectiveConfig effective = EffectiveConfig::resolve(config, model);
   const Trace trace = bench_trace(model, options);
-  const Plan plan = make_serial_plan(trace, effective);
+  const Plan plan = make_plan(ModeSpec{}, trace, effective);
   RunOptions run_options;
   run_options.profile = profile;
   run_options.record = {.logits = false};
