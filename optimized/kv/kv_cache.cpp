@@ -3,7 +3,10 @@
 
 #include <algorithm>
 #include <bit>
+#include <compare>
+#include <iterator>
 #include <string>
+#include <utility>
 
 #include "models/error.hpp"
 #include "optimized/runtime/cuda_check.hpp"
@@ -18,12 +21,33 @@ void check_loop(int loop, const char* what) {
     throw InternalError(std::string("K/V cache, ") + what + ": loop " + std::to_string(loop) + " is not in 1..4");
 }
 
-std::uint64_t address(DeviceBuffer& buffer) { return reinterpret_cast<std::uint64_t>(buffer.data()); }
+std::uint64_t address(const DeviceBuffer& buffer) { return reinterpret_cast<std::uint64_t>(buffer.data()); }
+
+std::string page_text(int page, int loop) { return "page " + std::to_string(page) + " of loop " + std::to_string(loop); }
+
+bool whole_pages(PositionRange range) { return range.begin % kPageTokens == 0 && range.end % kPageTokens == 0; }
 
 }  // namespace
 
+bool KvExtent::shared() const {
+  const auto others = [](const auto& handle) { return handle.use_count() > 1; };
+  return std::any_of(blocks.begin(), blocks.end(), others) ||
+         std::any_of(pages.begin(), pages.end(), [&](const auto& loops) { return std::any_of(loops.begin(), loops.end(), others); });
+}
+
+std::size_t KvExtent::size_bytes() const {
+  std::size_t bytes = 0;
+  for (const auto& loops : pages) {
+    for (const PageHandle& page : loops) bytes += page ? page->size_bytes() : 0;
+  }
+  for (const BlockHandle& block : blocks) {
+    bytes += block->base_payload.size_bytes() + block->residual_payload.size_bytes() + block->parameters.size_bytes();
+  }
+  return bytes;
+}
+
 KvCache::KvCache(const KvShape& shape, DeviceAllocator& allocator, cudaStream_t stream, KvCacheOptions options)
-    : shape_(shape), allocator_(allocator), stream_(stream), options_(options) {
+    : shape_(shape), allocator_(allocator), stream_(stream), storage_(shape, allocator, stream, options) {
   if (shape.head_dim != 64 && shape.head_dim != 128) {
     throw UnsupportedError("the CUDA K/V cache supports head_dim 64 and 128, not " + std::to_string(shape.head_dim));
   }
@@ -53,7 +77,7 @@ int KvCache::open_request(int max_positions) {
   fresh.max_positions = max_positions;
   fresh.pages.assign(count, PageTableEntry{});
   fresh.maps.assign(count, ActivityMap{});
-  fresh.buffers.resize(count);
+  fresh.handles.resize(count);
   fresh.dirty_end = static_cast<int>(count);
   *slot = std::move(fresh);
   const auto index = static_cast<std::size_t>(slot - requests_.begin());
@@ -62,12 +86,40 @@ int KvCache::open_request(int max_positions) {
   return static_cast<int>(index);
 }
 
-void KvCache::close_request(int request) {
-  Request& slot = live(request);
-  for (int page = 0; page < static_cast<int>(slot.pages.size()); ++page) {
-    for (int loop = 1; loop <= kLoops; ++loop) return_page(slot, loop, page);
+int KvCache::open_request(const KvLayout& layout) {
+  const auto impossible = [](const std::string& what) { return InternalError("K/V cache, layout of a request: " + what); };
+  const auto count = static_cast<std::size_t>(page_count(layout.max_positions));
+  if (layout.maps.size() != count || layout.resident.size() != count) throw impossible("not one map and one set of planes per page");
+  int encoded = 0;
+  for (const KvLayout::Block& block : layout.blocks) {
+    if (block.positions.begin != encoded || block.positions.end <= encoded || block.positions.end > layout.max_positions || encoded % kPageTokens != 0) {
+      throw impossible("block " + range_text(block.positions) + " does not continue the encoded positions, which end at " + std::to_string(encoded));
+    }
+    encoded = block.positions.end;
   }
-  slot = Request{};
+  const std::size_t free_before = free_pages();
+  const int request = open_request(layout.max_positions);
+  Request& slot = live(request);
+  try {
+    for (const KvLayout::Block& block : layout.blocks) slot.blocks.push_back(storage_.make_block(block.positions, block.rows));
+    for (std::size_t page = 0; page < count; ++page) {
+      for (int loop = 1; loop <= kLoops; ++loop) {
+        if ((layout.resident[page] >> (loop - 1)) & 1u) set_page(slot, loop, static_cast<int>(page), storage_.take_page());
+      }
+    }
+  } catch (...) {
+    close_request(request);
+    trim(free_before);
+    throw;
+  }
+  for (const BlockHandle& block : slot.blocks) enter_block(slot, block);
+  slot.maps = layout.maps;
+  mark_dirty(slot, 0, static_cast<int>(count));
+  return request;
+}
+
+void KvCache::close_request(int request) {
+  live(request) = Request{};
   tables_[static_cast<std::size_t>(request)] = RequestTable{};
   tables_dirty_ = true;
 }
@@ -77,19 +129,51 @@ int KvCache::live_requests() const {
 }
 
 void KvCache::reserve(int request, int loop, PositionRange positions) {
-  Request& slot = live(request);
-  check_loop(loop, "reserve");
-  check_range(slot, positions, "reserve");
-  for (int page = positions.begin / kPageTokens; page < page_count(positions.end); ++page) reserve_page(slot, loop, page);
+  check_range(live(request), positions, "reserve");
+  std::vector<std::int32_t> first_rows{positions.begin};  // one position of every page
+  for (int page = positions.begin / kPageTokens + 1; page < page_count(positions.end); ++page) first_rows.push_back(page * kPageTokens);
+  reserve(request, loop, first_rows);
 }
 
 void KvCache::reserve(int request, int loop, std::span<const std::int32_t> positions) {
-  Request& slot = live(request);
-  check_loop(loop, "reserve");
-  for (const std::int32_t position : positions) {
-    check_position(slot, position, "reserve");
-    reserve_page(slot, loop, position / kPageTokens);
+  const PageReservation reservation{request, loop, positions};
+  reserve(std::span(&reservation, 1));
+}
+
+void KvCache::reserve(std::span<const PageReservation> reservations) {
+  struct Missing {
+    Request* slot;
+    int loop, page;
+    auto operator<=>(const Missing&) const = default;
+  };
+  std::vector<Missing> missing;
+  for (const PageReservation& reservation : reservations) {
+    Request& slot = live(reservation.request);
+    check_loop(reservation.loop, "reserve");
+    for (const std::int32_t position : reservation.positions) {
+      check_position(slot, position, "reserve");
+      const int page = position / kPageTokens;
+      const PageHandle& handle = slot.handles[static_cast<std::size_t>(page)][static_cast<std::size_t>(reservation.loop - 1)];
+      if (handle.use_count() > 1) throw InternalError("K/V cache, reserve: " + page_text(page, reservation.loop) + " is shared and must not be written");
+      const Missing next{&slot, reservation.loop, page};
+      if (!handle && (missing.empty() || missing.back() != next)) missing.push_back(next);
+    }
   }
+  std::sort(missing.begin(), missing.end());
+  missing.erase(std::unique(missing.begin(), missing.end()), missing.end());
+
+  const std::size_t free_before = free_pages();
+  std::vector<PageHandle> taken;
+  try {
+    const bool refused = std::exchange(refuse_next_, false);
+    while (taken.size() + (refused ? 1 : 0) < missing.size()) taken.push_back(storage_.take_page());
+    if (refused) throw DeviceMemoryError("planned failure: the last page of a reservation is refused");
+  } catch (...) {
+    taken.clear();
+    trim(free_before);
+    throw;
+  }
+  for (std::size_t i = 0; i < missing.size(); ++i) set_page(*missing[i].slot, missing[i].loop, missing[i].page, std::move(taken[i]));
 }
 
 void KvCache::set_active(int request, int loop, PositionRange positions) {
@@ -116,10 +200,10 @@ void KvCache::set_active(int request, int loop, std::span<const std::int32_t> po
 void KvCache::truncate(int request, int position) {
   Request& slot = live(request);
   if (position < 0) throw InternalError("K/V cache, truncate: negative position " + std::to_string(position));
-  for (const SealedBlock& block : slot.blocks) {
-    if (block.positions.end > position) {
+  for (const BlockHandle& block : slot.blocks) {
+    if (block->positions.end > position) {
       throw InternalError("K/V cache, truncate: positions from " + std::to_string(position) + " include the encoded block " +
-                          range_text(block.positions));
+                          range_text(block->positions));
     }
   }
   for (int page = position / kPageTokens; page < static_cast<int>(slot.maps.size()); ++page) {
@@ -128,17 +212,92 @@ void KvCache::truncate(int request, int position) {
   }
 }
 
-SealedBlock& KvCache::block_of(Request& slot, PositionRange positions, const std::array<std::uint32_t, kLoops>& capacity) {
-  for (SealedBlock& block : slot.blocks) {
-    if (block.positions == positions) return block;
+void KvCache::rewind(int request, int position) {
+  Request& slot = live(request);
+  while (!slot.blocks.empty() && slot.blocks.back()->positions.begin >= position) {
+    const PositionRange dropped = slot.blocks.back()->positions;
+    slot.blocks.pop_back();
+    for (int page = dropped.begin / kPageTokens; page < page_count(dropped.end); ++page) {
+      PageTableEntry& entry = slot.pages[static_cast<std::size_t>(page)];
+      entry.base_payload = entry.residual_payload = entry.parameters = 0;
+      ActivityMap& map = slot.maps[static_cast<std::size_t>(page)];
+      std::fill(std::begin(map.rank), std::end(map.rank), 0u);
+      std::fill(std::begin(map.rows), std::end(map.rows), 0u);
+    }
   }
-  const int expected_begin = slot.blocks.empty() ? 0 : slot.blocks.back().positions.end;
+  truncate(request, position);
+  for (int page = page_count(position); page < static_cast<int>(slot.pages.size()); ++page) {
+    for (int loop = 1; loop <= kLoops; ++loop) set_page(slot, loop, page, nullptr);
+  }
+}
+
+KvExtent KvCache::share(int request, PositionRange positions) const {
+  const Request& slot = live(request);
+  check_range(slot, positions, "share");
+  if (!whole_pages(positions)) throw InternalError("K/V cache, share: positions " + range_text(positions) + " are not whole pages");
+  KvExtent extent;
+  extent.positions = positions;
+  for (int page = positions.begin / kPageTokens; page < positions.end / kPageTokens; ++page) {
+    extent.maps.push_back(slot.maps[static_cast<std::size_t>(page)]);
+    extent.pages.push_back(slot.handles[static_cast<std::size_t>(page)]);
+  }
+  for (const BlockHandle& block : slot.blocks) {
+    if (block->positions.end <= positions.begin || block->positions.begin >= positions.end) continue;
+    if (block->positions.begin < positions.begin || block->positions.end > positions.end) {
+      throw InternalError("K/V cache, share: block " + range_text(block->positions) + " lies only partly in " + range_text(positions));
+    }
+    extent.blocks.push_back(block);
+  }
+  return extent;
+}
+
+void KvCache::adopt(int request, const KvExtent& extent) {
+  Request& slot = live(request);
+  check_range(slot, extent.positions, "adopt");
+  const int page_begin = extent.positions.begin / kPageTokens;
+  for (int page = page_begin; page < static_cast<int>(slot.maps.size()); ++page) {
+    if (slot.maps[static_cast<std::size_t>(page)].active[0] != 0) {
+      throw InternalError("K/V cache, adopt: the request has rows at or after position " + std::to_string(extent.positions.begin));
+    }
+  }
+  const int encoded = slot.blocks.empty() ? 0 : slot.blocks.back()->positions.end;
+  if (!extent.blocks.empty() && extent.blocks.front()->positions.begin != encoded) {
+    throw InternalError("K/V cache, adopt: block " + range_text(extent.blocks.front()->positions) + " does not continue the encoded positions, which end at " +
+                        std::to_string(encoded));
+  }
+  for (std::size_t i = 0; i < extent.maps.size(); ++i) {
+    const int page = page_begin + static_cast<int>(i);
+    slot.maps[static_cast<std::size_t>(page)] = extent.maps[i];
+    for (int loop = 1; loop <= kLoops; ++loop) set_page(slot, loop, page, extent.pages[i][static_cast<std::size_t>(loop - 1)]);
+  }
+  for (const BlockHandle& block : extent.blocks) enter_block(slot, slot.blocks.emplace_back(block));
+  mark_dirty(slot, page_begin, page_begin + static_cast<int>(extent.maps.size()));
+}
+
+// The tables of the block's pages point to it.
+void KvCache::enter_block(Request& slot, const BlockHandle& block) {
+  const int page_begin = block->positions.begin / kPageTokens, page_end = page_count(block->positions.end);
+  for (int page = page_begin; page < page_end; ++page) {
+    PageTableEntry& entry = slot.pages[static_cast<std::size_t>(page)];
+    entry.base_payload = address(block->base_payload);
+    entry.residual_payload = address(block->residual_payload);
+    entry.parameters = address(block->parameters);
+  }
+  mark_dirty(slot, page_begin, page_end);
+}
+
+SealedBlock& KvCache::block_of(Request& slot, PositionRange positions, const std::array<std::uint32_t, kLoops>& capacity) {
+  for (const BlockHandle& block : slot.blocks) {
+    if (block->positions != positions) continue;
+    if (block.use_count() > 1) throw InternalError("K/V cache: block " + range_text(positions) + " is shared and must not be written");
+    return *block;
+  }
+  const int expected_begin = slot.blocks.empty() ? 0 : slot.blocks.back()->positions.end;
   if (positions.begin != expected_begin || positions.begin % kPageTokens != 0) {
     throw InternalError("K/V cache: block " + range_text(positions) + " does not continue the encoded positions, which end at " +
                         std::to_string(expected_begin) + ", at a page boundary");
   }
-  SealedBlock block;
-  block.positions = positions;
+  std::array<std::uint32_t, kLoops> rows{};
   const int page_begin = positions.begin / kPageTokens, page_end = page_count(positions.end);
   for (std::size_t stream = 0; stream < kLoops; ++stream) {
     std::uint32_t count = 0;
@@ -146,24 +305,16 @@ SealedBlock& KvCache::block_of(Request& slot, PositionRange positions, const std
       count += static_cast<std::uint32_t>(
           std::popcount(slot.maps[static_cast<std::size_t>(page)].active[stream] & page_mask(page, positions.begin, positions.end)));
     }
-    block.rows[stream] = capacity[stream] != 0 ? capacity[stream] : count;
+    rows[stream] = capacity[stream] != 0 ? capacity[stream] : count;
   }
-  if (block.rows[0] != static_cast<std::uint32_t>(positions.size())) {
-    throw InternalError("K/V cache: block " + range_text(positions) + " has " + std::to_string(block.rows[0]) + " rows in stream 1, not " +
+  if (rows[0] != static_cast<std::uint32_t>(positions.size())) {
+    throw InternalError("K/V cache: block " + range_text(positions) + " has " + std::to_string(rows[0]) + " rows in stream 1, not " +
                         std::to_string(positions.size()));
   }
-  block.base_payload = allocator_.allocate(MemoryCategory::base_payload, base_payload_bytes(shape_, block.rows.data()));
-  block.residual_payload = allocator_.allocate(MemoryCategory::residual_payload, residual_payload_bytes(shape_, block.rows.data()));
-  block.parameters = allocator_.allocate(MemoryCategory::parameters, parameter_bytes(shape_, block.rows.data()));
-  for (int page = page_begin; page < page_end; ++page) {
-    PageTableEntry& entry = slot.pages[static_cast<std::size_t>(page)];
-    entry.base_payload = address(block.base_payload);
-    entry.residual_payload = address(block.residual_payload);
-    entry.parameters = address(block.parameters);
-    std::copy(block.rows.begin(), block.rows.end(), slot.maps[static_cast<std::size_t>(page)].rows);
-  }
-  mark_dirty(slot, page_begin, page_end);
-  return slot.blocks.emplace_back(std::move(block));
+  const BlockHandle& block = slot.blocks.emplace_back(storage_.make_block(positions, rows));
+  enter_block(slot, block);
+  for (int page = page_begin; page < page_end; ++page) std::copy(rows.begin(), rows.end(), slot.maps[static_cast<std::size_t>(page)].rows);
+  return *block;
 }
 
 EncodeTask KvCache::prepare_encode(int request, PositionRange positions, int loop_first, int loop_last,
@@ -196,12 +347,9 @@ void KvCache::release_planes(int request, int loop, PositionRange positions) {
   check_loop(loop, "release_planes");
   check_range(slot, positions, "release_planes");
   for (int page = page_count(positions.begin); (page + 1) * kPageTokens <= positions.end; ++page) {
-    return_page(slot, loop, page);
-    mark_dirty(slot, page, page + 1);
+    set_page(slot, loop, page, nullptr);
   }
 }
-
-void KvCache::trim() { free_pages_.clear(); }
 
 void KvCache::upload() {
   for (Request& slot : requests_) {
@@ -225,7 +373,41 @@ KvView KvCache::view() const { return {shape_, device_tables_.as<RequestTable>()
 
 std::span<const PageTableEntry> KvCache::pages(int request) const { return live(request).pages; }
 std::span<const ActivityMap> KvCache::maps(int request) const { return live(request).maps; }
-std::span<const SealedBlock> KvCache::blocks(int request) const { return live(request).blocks; }
+std::span<const BlockHandle> KvCache::blocks(int request) const { return live(request).blocks; }
+
+KvLayout KvCache::layout(int request) const {
+  const Request& slot = live(request);
+  KvLayout layout;
+  layout.max_positions = slot.max_positions;
+  layout.maps = slot.maps;
+  for (const auto& loops : slot.handles) {
+    std::uint8_t resident = 0;
+    for (std::size_t i = 0; i < kLoops; ++i) resident |= static_cast<std::uint8_t>((loops[i] ? 1u : 0u) << i);
+    layout.resident.push_back(resident);
+  }
+  for (const BlockHandle& block : slot.blocks) layout.blocks.push_back({block->positions, block->rows});
+  return layout;
+}
+
+std::vector<KvRegion> KvCache::regions(int request) const {
+  const Request& slot = live(request);
+  std::vector<KvRegion> regions;
+  const auto add = [&](KvRegionKind kind, std::size_t index, int loop, DeviceBuffer& buffer) {
+    if (buffer) regions.push_back({kind, static_cast<std::int32_t>(index), loop, buffer.data(), buffer.size_bytes()});
+  };
+  for (std::size_t i = 0; i < slot.blocks.size(); ++i) {
+    SealedBlock& block = *slot.blocks[i];
+    add(KvRegionKind::base_payload, i, 0, block.base_payload);
+    add(KvRegionKind::residual_payload, i, 0, block.residual_payload);
+    add(KvRegionKind::parameters, i, 0, block.parameters);
+  }
+  for (std::size_t page = 0; page < slot.handles.size(); ++page) {
+    for (int loop = 1; loop <= kLoops; ++loop) {
+      if (const PageHandle& handle = slot.handles[page][static_cast<std::size_t>(loop - 1)]) add(KvRegionKind::bf16_page, page, loop, *handle);
+    }
+  }
+  return regions;
+}
 
 KvCache::Request& KvCache::live(int request) { return const_cast<Request&>(static_cast<const KvCache*>(this)->live(request)); }
 
@@ -257,31 +439,12 @@ void KvCache::mark_dirty(Request& slot, int page_begin, int page_end) {
   }
 }
 
-void KvCache::reserve_page(Request& slot, int loop, int page) {
-  DeviceBuffer& buffer = slot.buffers[static_cast<std::size_t>(page)][static_cast<std::size_t>(loop - 1)];
-  if (buffer) return;
-  buffer = take_page();
-  ++pages_in_use_;
-  slot.pages[static_cast<std::size_t>(page)].bf16[loop - 1] = address(buffer);
+void KvCache::set_page(Request& slot, int loop, int page, PageHandle handle) {
+  PageHandle& held = slot.handles[static_cast<std::size_t>(page)][static_cast<std::size_t>(loop - 1)];
+  if (held == handle) return;
+  held = std::move(handle);
+  slot.pages[static_cast<std::size_t>(page)].bf16[loop - 1] = held ? address(*held) : 0;
   mark_dirty(slot, page, page + 1);
-}
-
-void KvCache::return_page(Request& slot, int loop, int page) {
-  DeviceBuffer& buffer = slot.buffers[static_cast<std::size_t>(page)][static_cast<std::size_t>(loop - 1)];
-  if (!buffer) return;
-  free_pages_.push_back(std::move(buffer));
-  --pages_in_use_;
-  slot.pages[static_cast<std::size_t>(page)].bf16[loop - 1] = 0;
-}
-
-DeviceBuffer KvCache::take_page() {
-  if (free_pages_.empty()) {
-    return allocator_.allocate(options_.quantized ? MemoryCategory::bf16_tail : MemoryCategory::bf16_planes, page_bytes(shape_));
-  }
-  DeviceBuffer buffer = std::move(free_pages_.back());
-  free_pages_.pop_back();
-  if (options_.poison_reused_pages) LOOPGAUGE_CUDA_CHECK(cudaMemsetAsync(buffer.data(), 0xFF, buffer.size_bytes(), stream_));
-  return buffer;
 }
 
 }  // namespace loopgauge::optimized

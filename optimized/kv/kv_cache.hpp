@@ -12,6 +12,7 @@
 
 #include "models/algorithm_config.hpp"
 #include "optimized/kv/kv_layout.hpp"
+#include "optimized/kv/kv_storage.hpp"
 #include "optimized/runtime/device_allocator.hpp"
 
 namespace loopgauge::optimized {
@@ -26,15 +27,48 @@ struct EncodeTask {
   std::int32_t loop_last;
 };
 
-struct KvCacheOptions {
-  bool quantized = false;  // pages hold a tail that will be encoded (category bf16_tail) instead of planes that stay (bf16_planes)
-  bool poison_reused_pages = false;  // fill a page with NaN patterns when it leaves the free list
+// Rows that are about to be written: the pages of plane `loop` that hold one of `positions`.
+struct PageReservation {
+  int request = 0;
+  int loop = 1;
+  std::span<const std::int32_t> positions;
 };
 
-struct SealedBlock {
-  PositionRange positions;
-  std::array<std::uint32_t, kLoops> rows{};  // capacity of each stream
-  DeviceBuffer base_payload, residual_payload, parameters;
+// Whole pages of one request's K/V, held so that other requests can read them too.
+struct KvExtent {
+  PositionRange positions;                                // whole pages
+  std::vector<ActivityMap> maps;                          // one per page
+  std::vector<std::array<PageHandle, kLoops>> pages;      // one per page, index loop - 1; null where the page is encoded or no row executed the loop
+  std::vector<BlockHandle> blocks;                        // that cover `positions`, as far as they are encoded
+
+  // Holders beside this one read it.
+  bool shared() const;
+  // Device bytes that are free when this extent is dropped and nobody else holds it.
+  std::size_t size_bytes() const;
+};
+
+// What must be allocated for a request before the bytes of its regions() can be put back: all of a request but those bytes.
+struct KvLayout {
+  struct Block {
+    PositionRange positions;
+    std::array<std::uint32_t, kLoops> rows{};
+    bool operator==(const Block&) const = default;
+  };
+  int max_positions = 0;
+  std::vector<ActivityMap> maps;                          // one per page
+  std::vector<std::uint8_t> resident;                     // one per page: bit loop - 1 is set where the BF16 page exists
+  std::vector<Block> blocks;                              // in position order from 0
+};
+
+enum class KvRegionKind : std::uint32_t { base_payload, residual_payload, parameters, bf16_page };
+
+// One contiguous range of device memory that belongs to a request.
+struct KvRegion {
+  KvRegionKind kind = KvRegionKind::bf16_page;
+  std::int32_t index = 0;                                 // block or page
+  std::int32_t loop = 0;                                  // of a BF16 page: 1..4
+  void* data = nullptr;
+  std::size_t bytes = 0;
 };
 
 // One owner, one stream: everything is ordered on `stream`. Not thread-safe.
@@ -51,18 +85,32 @@ class KvCache {
 
   // A slot for a request of at most `max_positions` positions. Closing frees pages, blocks and tables.
   int open_request(int max_positions);
+  // A slot with the pages and blocks of `layout`, whose bytes are the caller's to write: regions() of the result lists them in the order and
+  // sizes that it had for the request that the layout is of. All or nothing. Throws InternalError for a layout that no request can have.
+  int open_request(const KvLayout& layout);
   void close_request(int request);
   int live_requests() const;
 
-  // BF16 pages of plane `loop` for [begin, end) exist afterwards (fresh, or taken from the free list). Call before the rows are written.
-  // The second form reserves only the pages that hold one of `positions` (compact loops).
-  void reserve(int request, int loop, PositionRange positions);
+  // The pages exist afterwards (fresh, or taken from the free list) and have no other holder. Call before the rows are written. All or nothing:
+  // a refused reservation leaves every request, mask and count as it was.
+  void reserve(std::span<const PageReservation> reservations);
   void reserve(int request, int loop, std::span<const std::int32_t> positions);
+  void reserve(int request, int loop, PositionRange positions);
+  // The next reservation fails with DeviceMemoryError when all its pages but one are taken: a planned failure.
+  void refuse_next_reservation() { refuse_next_ = true; }
   // Rows that execute `loop` (1..4). Call before attention of that loop; idempotent. At loop 1 this makes the rows exist.
   void set_active(int request, int loop, PositionRange positions);
   void set_active(int request, int loop, std::span<const std::int32_t> positions);
   // Positions >= `position` become invalid in every plane (their masks are cleared; pages stay). None of them may be encoded.
   void truncate(int request, int position);
+  // Back to a frontier below which everything is complete: rows from `position` on do not exist any more, in no representation. Blocks that
+  // begin there are dropped whatever streams they have; a block that reaches over it is an InternalError.
+  void rewind(int request, int position);
+
+  // Holds [begin, end) for other readers: whole pages, which must not be written after. What is encoded there lies in whole blocks.
+  KvExtent share(int request, PositionRange positions) const;
+  // The request reads the extent's pages and blocks in place; its activity maps are its own. It has no rows at or after the extent's begin.
+  void adopt(int request, const KvExtent& extent);
 
   // Makes (or finds) the block of exactly `positions` and the ranks of streams loop_first..loop_last from the masks as they are now.
   // `capacity`: rows reserved for each stream when the block is made; 0 = the count that the masks give (streams not yet known need it).
@@ -70,8 +118,8 @@ class KvCache {
                             const std::array<std::uint32_t, kLoops>& capacity = {});
   // Returns to the free list the BF16 pages of plane `loop` whose 64 positions all lie in `positions`.
   void release_planes(int request, int loop, PositionRange positions);
-  // Gives the free list back to the allocator (waits for the device).
-  void trim();
+  // Gives the free list back to the allocator (waits for the device), down to `keep` pages.
+  void trim(std::size_t keep = 0) { storage_.trim(keep); }
 
   // Copies the changed table entries to the device, ordered on the stream. Call after changes and before the kernels that read them.
   void upload();
@@ -80,9 +128,15 @@ class KvCache {
   // Host mirrors, for dumps, accounting and tests.
   std::span<const PageTableEntry> pages(int request) const;
   std::span<const ActivityMap> maps(int request) const;
-  std::span<const SealedBlock> blocks(int request) const;
-  std::size_t pages_in_use() const { return pages_in_use_; }
-  std::size_t free_pages() const { return free_pages_.size(); }
+  std::span<const BlockHandle> blocks(int request) const;
+  KvLayout layout(int request) const;
+  // Everything that the request's tables point to: blocks in position order (base payload, residual payload, parameters; no empty ones), then
+  // BF16 pages by position and loop.
+  std::vector<KvRegion> regions(int request) const;
+  // Whoever holds them; what several hold counts once.
+  std::size_t pages_in_use() const { return storage_.pages_in_use(); }
+  std::size_t blocks_in_use() const { return storage_.blocks_in_use(); }
+  std::size_t free_pages() const { return storage_.free_pages(); }
 
  private:
   struct Request {
@@ -90,8 +144,8 @@ class KvCache {
     int max_positions = 0;
     std::vector<PageTableEntry> pages;
     std::vector<ActivityMap> maps;
-    std::vector<std::array<DeviceBuffer, kLoops>> buffers;  // owners of pages[].bf16
-    std::vector<SealedBlock> blocks;
+    std::vector<std::array<PageHandle, kLoops>> handles;  // of pages[].bf16
+    std::vector<BlockHandle> blocks;
     DeviceBuffer device_pages, device_maps;
     int dirty_begin = 0, dirty_end = 0;  // pages to upload
   };
@@ -100,21 +154,19 @@ class KvCache {
   void check_range(const Request& slot, PositionRange positions, const char* what) const;
   void check_position(const Request& slot, int position, const char* what) const;
   void mark_dirty(Request& slot, int page_begin, int page_end);
-  void reserve_page(Request& slot, int loop, int page);
-  void return_page(Request& slot, int loop, int page);
+  void set_page(Request& slot, int loop, int page, PageHandle handle);
+  void enter_block(Request& slot, const BlockHandle& block);
   SealedBlock& block_of(Request& slot, PositionRange positions, const std::array<std::uint32_t, kLoops>& capacity);
-  DeviceBuffer take_page();
 
   KvShape shape_;
   DeviceAllocator& allocator_;
   cudaStream_t stream_;
-  KvCacheOptions options_;
+  KvStorage storage_;
+  bool refuse_next_ = false;
   std::array<Request, kMaxRequests> requests_;
   std::array<RequestTable, kMaxRequests> tables_{};
   DeviceBuffer device_tables_;
   bool tables_dirty_ = true;
-  std::vector<DeviceBuffer> free_pages_;
-  std::size_t pages_in_use_ = 0;
 };
 
 }  // namespace loopgauge::optimized

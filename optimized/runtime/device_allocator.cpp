@@ -2,6 +2,8 @@
 #include "optimized/runtime/device_allocator.hpp"
 
 #include <algorithm>
+#include <cstring>
+#include <new>
 #include <string>
 
 #include "optimized/runtime/cuda_check.hpp"
@@ -12,8 +14,37 @@ namespace detail {
 struct AllocatorState {
   AllocatorOptions options;
   MemoryUsage usage;
+  MemoryPressureHandler on_pressure;
 };
 }  // namespace detail
+
+namespace {
+
+constexpr std::align_val_t kHostAlignment{256};
+
+// Null when the memory is exhausted.
+void* obtain(std::size_t bytes, bool host_memory) {
+  if (host_memory) return ::operator new(bytes, kHostAlignment, std::nothrow);
+  void* data = nullptr;
+  const cudaError_t status = cudaMalloc(&data, bytes);
+  if (status == cudaErrorMemoryAllocation) {
+    cudaGetLastError();  // not sticky: the device stays usable
+    return nullptr;
+  }
+  LOOPGAUGE_CUDA_CHECK(status);
+  return data;
+}
+
+void poison(void* data, std::size_t bytes, bool host_memory) {
+  if (host_memory) {
+    std::memset(data, 0xFF, bytes);
+    return;
+  }
+  LOOPGAUGE_CUDA_CHECK(cudaMemset(data, 0xFF, bytes));
+  LOOPGAUGE_CUDA_CHECK(cudaDeviceSynchronize());  // non-blocking streams do not wait for the default stream
+}
+
+}  // namespace
 
 DeviceBuffer::DeviceBuffer(DeviceBuffer&& other) noexcept
     : state_(std::move(other.state_)),
@@ -34,8 +65,12 @@ DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&& other) noexcept {
 
 void DeviceBuffer::reset() noexcept {
   if (data_ == nullptr) return;
-  // A failure here is the sticky fault of earlier work, which the next checked call reports; a destructor has nobody to tell.
-  static_cast<void>(cudaFree(data_));
+  if (state_->options.host_memory) {
+    ::operator delete(data_, kHostAlignment);
+  } else {
+    // A failure here is the sticky fault of earlier work, which the next checked call reports; a destructor has nobody to tell.
+    static_cast<void>(cudaFree(data_));
+  }
   state_->usage.in_use[static_cast<std::size_t>(category_)] -= bytes_;
   state_->usage.total_in_use -= bytes_;
   --state_->usage.live_buffers;
@@ -54,19 +89,19 @@ DeviceBuffer DeviceAllocator::allocate(MemoryCategory category, std::size_t byte
                              " do not fit, " + std::to_string(usage.total_in_use) + " bytes are in use and " + have +
                              "; use fewer requests, a shorter prompt or a smaller model");
   };
-  if (bytes > state_->options.limit_bytes - std::min(state_->options.limit_bytes, usage.total_in_use)) {
-    throw refuse("the limit is " + std::to_string(state_->options.limit_bytes));
-  }
-  void* data = nullptr;
-  const cudaError_t status = cudaMalloc(&data, bytes);
-  if (status == cudaErrorMemoryAllocation) {
-    cudaGetLastError();  // not sticky: the device stays usable
+  const AllocatorOptions& options = state_->options;
+  const auto room = [&] { return options.limit_bytes - std::min(options.limit_bytes, usage.total_in_use); };
+  const auto relieved = [&](std::size_t missing) { return state_->on_pressure && state_->on_pressure(missing); };
+  if (bytes > room() && !(relieved(bytes - room()) && bytes <= room())) throw refuse("the limit is " + std::to_string(options.limit_bytes));
+  void* data = obtain(bytes, options.host_memory);
+  if (data == nullptr && relieved(bytes)) data = obtain(bytes, options.host_memory);
+  if (data == nullptr) {
+    if (options.host_memory) throw refuse("the host has no more");
     std::size_t free_bytes = 0;
     std::size_t total_bytes = 0;
     LOOPGAUGE_CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
     throw refuse(std::to_string(free_bytes) + " of the device's " + std::to_string(total_bytes) + " are free");
   }
-  LOOPGAUGE_CUDA_CHECK(status);
 
   const auto index = static_cast<std::size_t>(category);
   usage.in_use[index] += bytes;
@@ -75,12 +110,11 @@ DeviceBuffer DeviceAllocator::allocate(MemoryCategory category, std::size_t byte
   usage.peak[index] = std::max(usage.peak[index], usage.in_use[index]);
   usage.total_peak = std::max(usage.total_peak, usage.total_in_use);
   DeviceBuffer buffer(state_, data, bytes, category);
-  if (state_->options.poison) {
-    LOOPGAUGE_CUDA_CHECK(cudaMemset(data, 0xFF, bytes));
-    LOOPGAUGE_CUDA_CHECK(cudaDeviceSynchronize());  // non-blocking streams do not wait for the default stream
-  }
+  if (options.poison) poison(data, bytes, options.host_memory);
   return buffer;
 }
+
+void DeviceAllocator::on_pressure(MemoryPressureHandler handler) { state_->on_pressure = std::move(handler); }
 
 MemoryUsage DeviceAllocator::usage() const { return state_->usage; }
 

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstddef>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <utility>
@@ -61,19 +62,27 @@ struct MemoryUsage {
 struct AllocatorOptions {
   std::size_t limit_bytes = std::numeric_limits<std::size_t>::max();  // total of live bytes that may not be exceeded
   bool poison = false;  // fill fresh buffers with 0xFF (NaN as BF16, FP16 and FP32), so that reading unwritten memory shows
+  bool host_memory = false;  // plain host memory: bookkeeping can then be tested where there is no device
 };
 
+// Called with the bytes that are missing when an allocation does not fit. Gives memory back and returns true when that may be enough;
+// otherwise keeps what it has. It must not allocate.
+using MemoryPressureHandler = std::function<bool(std::size_t missing_bytes)>;
+
 // Allocates with cudaMalloc on the current device; results are at least 256-byte aligned. Buffers may outlive the allocator object.
+// What does not fit is tried once more after the pressure handler, if there is one, has given memory back.
 // Not thread-safe: one owner per executor.
 class DeviceAllocator {
  public:
   explicit DeviceAllocator(AllocatorOptions options = {});
 
   // bytes == 0 gives an empty buffer. Throws DeviceMemoryError naming category, bytes asked, bytes in use and what the device has
-  // left; nothing changes then.
+  // left; nothing changes then but what the pressure handler has given back.
   DeviceBuffer allocate(MemoryCategory category, std::size_t bytes);
   template <class T>
   DeviceBuffer allocate_array(MemoryCategory category, std::size_t count) { return allocate(category, count * sizeof(T)); }
+
+  void on_pressure(MemoryPressureHandler handler);  // replaces the former one; empty: none
 
   MemoryUsage usage() const;
   void reset_peak();

@@ -115,7 +115,7 @@ TEST(KvCacheDevice, BlocksAreContiguousAndAccounted) {
   EXPECT_THROW(cache.prepare_encode(a, {64, 128}, 1, 4), InternalError);  // does not start at the frontier
   cache.prepare_encode(a, {0, 256}, 1, 4);
   EXPECT_THROW(cache.truncate(a, 255), InternalError);
-  const auto& block = cache.blocks(a)[0];
+  const auto& block = *cache.blocks(a)[0];
   EXPECT_EQ(block.rows, (std::array<std::uint32_t, 4>{256, 256, 6, 0}));
   EXPECT_EQ(cache.maps(a)[1].rank[2], 3u);
   EXPECT_EQ(cache.maps(a)[3].rank[2], 5u);

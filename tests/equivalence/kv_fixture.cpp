@@ -187,7 +187,7 @@ void History::encode(const std::vector<PositionRange>& blocks) {
 }
 
 CodecBlock History::device_block(std::size_t index) const {
-  const optimized::SealedBlock& block = cache_->blocks(request_)[index];
+  const optimized::SealedBlock& block = *cache_->blocks(request_)[index];
   const optimized::KvShape shape = kv_shape();
   const auto fetch = [](const optimized::DeviceBuffer& buffer) {
     std::vector<std::uint8_t> bytes(buffer.size_bytes());
