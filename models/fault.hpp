@@ -20,6 +20,12 @@ enum class Fault {
   loop_off_by_one,                 // loop r reads the K/V plane of loop r-1 (r > 1) for history tokens
   early_flush,                     // the tail is flushed 64 tokens early
   double_final_norm,               // final norm applied a second time to inactive rows
+  // Of scheduling: they act in the modes that FaultInfo::mode names.
+  scores_across_requests,          // windows of several requests that are selected in one submission share one ranking and one budget
+  slot_reused_early,               // a row's attention reference slot is free for others after loop 3
+  resume_without_token,            // a request resumed between two rows feeds another token than the one it had chosen
+  resume_without_reference,        // a row resumed after loop 2 corrects against whatever its new slot holds
+  publish_before_last_loop,        // a window is published with the last loop's planes as they were before that loop
   // Of the optimized runtime alone: defects of its own storage and kernels.
   stale_reference_slot,            // loops 3 and 4 read the previous token's attention reference
   threshold_tie_by_arrival,        // of equal logits the last ones are selected, as an unordered compaction may
@@ -33,7 +39,9 @@ struct FaultInfo {
   std::string_view name;           // the enumerator's name
   std::string_view description;
   std::string_view needs;          // switches without which the fault cannot act, e.g. "t1", "s1", "q1", "t1q1", "" = any
-  bool in_reference;               // the reference can plant it too; the optimized runtime can plant every fault
+  bool in_reference;               // the reference can plant it
+  std::string_view mode = "";      // without which it cannot act: "mixed", "preempt", "prefix" in the plan's name; "" = any
+  bool in_optimized = true;        // the optimized runtime can plant it
 };
 
 std::span<const FaultInfo> planted_faults();       // all but `none`

@@ -23,6 +23,14 @@ class ExitHazard {
     return loop >= rule.min_loops && rule.threshold < 1.0f && 1 - survival_ >= rule.threshold;
   }
 
+  // What a snapshot keeps of it.
+  typename P::Real survival() const { return survival_; }
+  static ExitHazard with_survival(typename P::Real survival) {
+    ExitHazard hazard;
+    hazard.survival_ = survival;
+    return hazard;
+  }
+
  private:
   typename P::Real survival_ = 1;
 };

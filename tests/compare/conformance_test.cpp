@@ -88,6 +88,7 @@ TEST(Conformance, ThirdOrdersOfAdditionPass) {
 
 TEST(Conformance, EveryPlantedFaultFails) {
   for (const FaultInfo& info : planted_faults()) {
+    if (!info.in_reference || !info.mode.empty()) continue;
     CandidateSweep sweep({"serial/t1s1q1:rolling:*/several"});
     test::StandIn candidate(sweep.checkpoint, Profile::reordered);
     candidate.fault = info.fault;

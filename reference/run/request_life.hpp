@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// The life of a request: prompt windows through their loops, decode rows through theirs. Which submission an item stands in, and what else
+// stands there, plays no part: a row's result depends on the rows it reads.
+#pragma once
+
+#include "models/plan.hpp"
+#include "reference/run/run_context.hpp"
+
+namespace loopgauge::reference {
+
+// What a request holds, empty.
+template <class P>
+void allocate_storage(const RunContext<P>& run, RequestState<P>& s);
+
+// A new generation begins (S-ACT-1).
+template <class P>
+void begin_request(RunContext<P>& run, RequestState<P>& s);
+
+// Advances the item's rows. Rows past the end of the sequence and loops past the row's exit are no work.
+template <class P>
+void advance(RunContext<P>& run, RequestState<P>& s, const WorkItem& item);
+
+// True when the item has rows to run: its request has not ended, its row has not finished.
+template <class P>
+bool is_work(const RequestState<P>& s, const WorkItem& item);
+
+// Begins the item's first loop, breaks off after half of the layers have written K and V, and poisons what it touched (S-FAIL-1).
+template <class P>
+void break_off(RunContext<P>& run, RequestState<P>& s, const WorkItem& item);
+
+// Commits every finished row that is known not to lie past the end of the sequence (S-ASYNC-2).
+template <class P>
+void commit_known_rows(RunContext<P>& run, RequestState<P>& s);
+
+// Selection scores of the eligible rows of a window, [positions of the window], NaN elsewhere (S-TSEL-2).
+template <class P>
+std::vector<typename P::Real> score_window(RunContext<P>& run, RequestState<P>& s, int window, int loop);
+
+}  // namespace loopgauge::reference
