@@ -51,6 +51,13 @@ class ReferenceStore {
   void require_reusable(int slot, const Key& key) const;
   void release(int slot, const Key& key);
 
+  // What the slot holds on the device, one contiguous range for each array: for snapshots.
+  struct Range {
+    void* data = nullptr;
+    std::size_t bytes = 0;
+  };
+  std::vector<Range> ranges(int slot) const;
+
   int slots() const { return static_cast<int>(entries_.size()); }
   int in_use() const;
   State state(int slot) const { return entries_.at(slot).state; }
