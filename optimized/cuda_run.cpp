@@ -7,7 +7,7 @@
 
 #include "models/error.hpp"
 #include "optimized/kv/numeric_fault.hpp"
-#include "optimized/ops/exit_step.cuh"
+#include "optimized/runtime/cuda_check.hpp"
 
 namespace loopgauge::optimized {
 namespace {
@@ -25,6 +25,23 @@ ForwardContext forward_context(const RunContext& context, const EffectiveConfig&
   forward.max_positions = longest;
   forward.fault = options.fault;
   return forward;
+}
+
+// A block is sealed before its rows are known to belong to the result when the tail is shorter than what is in flight.
+void check_in_flight(const RunOptions& options, const EffectiveConfig& config, const Trace& trace) {
+  const int in_flight = options.submissions_in_flight;
+  if (in_flight < 1) throw ConfigError("submissions in flight: " + std::to_string(in_flight) + " is not at least 1");
+  if (in_flight > 1 && config.exit().mode == ExitMode::threshold) {
+    throw UnsupportedError("exit threshold needs the gate of a loop before the next one is issued: asynchronous execution has exits full, trace and delayed");
+  }
+  const auto& q = config.q();
+  const bool moves = q.enabled && q.policy != EncodingPolicy::fixed_prompt;
+  const bool free_run = std::any_of(trace.requests.begin(), trace.requests.end(), [](const TraceRequest& request) { return !request.teacher_forced(); });
+  if (moves && free_run && q.tail < in_flight - 2) {
+    throw UnsupportedError("a tail of " + std::to_string(q.tail) + " with " + std::to_string(in_flight) +
+                           " submissions in flight would encode rows that may lie past the end of the sequence: use a tail of at least " +
+                           std::to_string(in_flight - 2));
+  }
 }
 
 }  // namespace
@@ -46,22 +63,24 @@ CudaRun::CudaRun(const RunContext& context, const Trace& trace, const EffectiveC
       longest_(longest_sequence(trace)),
       forward_(forward_context(context, config, options, longest_)),
       kv_({model_.layers, model_.heads, model_.head_dim}, allocator_, stream_, {config.q().enabled, context.poison}),
-      tokens_(allocator_, MemoryCategory::workspace),
-      indices_(allocator_, MemoryCategory::workspace),
-      gates_(allocator_, MemoryCategory::workspace),
+      state_gates_(allocator_, MemoryCategory::workspace),
       emitted_states_(allocator_, MemoryCategory::workspace),
-      emitted_tokens_(allocator_, MemoryCategory::workspace),
-      candidates_(allocator_, MemoryCategory::workspace),
-      selected_(allocator_, MemoryCategory::workspace),
+      emitted_choices_(allocator_, MemoryCategory::workspace),
+      emitted_slots_(allocator_, MemoryCategory::workspace),
       selection_scratch_(allocator_, MemoryCategory::workspace),
       encode_tasks_(allocator_, MemoryCategory::conversion_scratch),
-      inactive_rows_(allocator_, MemoryCategory::workspace) {
-  const int live = std::min(static_cast<int>(trace.requests.size()), kMaxRequests);
+      inactive_rows_(allocator_, MemoryCategory::workspace),
+      inactive_indices_(allocator_, MemoryCategory::workspace) {
+  check_in_flight(options_, config_, trace);
+  if (options_.graph_replay) graphs_.emplace();
+  open_ticket();
+  const auto live = static_cast<std::size_t>(std::min(static_cast<int>(trace.requests.size()), kMaxRequests));
   const int references_per_request = planted(Fault::stale_reference_slot) ? 2 : 1;
-  if (config_.s().enabled) references_.emplace(kv_.shape(), live * references_per_request, longest_, allocator_);
-  decode_states_ = allocator_.allocate_array<Bfloat16>(MemoryCategory::hidden_rows, static_cast<std::size_t>(live) * model_.hidden);
-  survival_ = allocator_.allocate_array<float>(MemoryCategory::workspace, static_cast<std::size_t>(live));
-  verdicts_ = allocator_.allocate_array<ExitVerdict>(MemoryCategory::workspace, static_cast<std::size_t>(live));
+  if (config_.s().enabled) references_.emplace(kv_.shape(), static_cast<int>(live) * references_per_request, longest_, allocator_);
+  decode_states_ = allocator_.allocate_array<Bfloat16>(MemoryCategory::hidden_rows, live * static_cast<std::size_t>(model_.hidden));
+  exits_ = allocator_.allocate_array<ExitState>(MemoryCategory::workspace, live);
+  chosen_tokens_ = allocator_.allocate_array<std::int32_t>(MemoryCategory::workspace, live);
+  gates_ = allocator_.allocate_array<float>(MemoryCategory::workspace, kMaxRequests);
   numeric_fault_ = allocator_.allocate_array<std::uint64_t>(MemoryCategory::workspace, 1);
   LOOPGAUGE_CUDA_CHECK(cudaMemsetAsync(numeric_fault_.data(), 0xFF, sizeof(std::uint64_t), stream_));
   static_assert(kNoNumericFault == ~std::uint64_t{0});
@@ -77,6 +96,7 @@ CudaRun::CudaRun(const RunContext& context, const Trace& trace, const EffectiveC
     s.windows.resize(windows);
     s.record.prompt_length = s.prompt_length;
     s.record.tokens = request.forced;
+    s.record.executions.assign(static_cast<std::size_t>(s.capacity) * kLoops, 0);
     if (config_.selects_tokens()) {
       for (auto& scores : s.record.scores) scores.assign(static_cast<std::size_t>(s.prompt_length), std::numeric_limits<float>::quiet_NaN());
     }
@@ -98,63 +118,87 @@ const RequestRecord* CudaRun::decisions(const RequestState& s) const {
 }
 
 void CudaRun::submit(const Submission& submission) {
+  while (in_flight_.size() >= static_cast<std::size_t>(options_.submissions_in_flight)) deliver_oldest();
+  submission_ = static_cast<int>(counters_.submissions++);
+  if (!submission.actions.empty()) settle();
   for (const Action& action : submission.actions) act(action);
-  if (submission.items.size() == 1) {
-    const WorkItem& item = submission.items.front();
+  failure_ = submission.failure;
+  try {
+    run_items(submission.items);
+  } catch (const PlannedFailureHappened&) {
+    ++counters_.failures;
+  } catch (const DeviceMemoryError&) {
+    if (submission.failure != PlannedFailure::allocation || failure_ != PlannedFailure::none) throw;
+    ++counters_.failures;
+  }
+  failure_ = PlannedFailure::none;
+  close_ticket();
+  counters_.most_in_flight = std::max(counters_.most_in_flight, static_cast<std::int64_t>(in_flight_.size()));
+  if (!asynchronous()) deliver_oldest();
+}
+
+void CudaRun::run_items(const std::vector<WorkItem>& items) {
+  if (items.size() == 1) {
+    const WorkItem& item = items.front();
     RequestState& s = requests_.at(static_cast<std::size_t>(item.request));
     if (item.kind == RowKind::decode) {
       for (int loop = item.loop_first; loop <= item.loop_last; ++loop) {
         std::vector<Part> parts;
-        if (auto part = decode_part(s, item.begin, loop)) parts.push_back(std::move(*part));
+        if (auto part = decode_part(s, item.begin, loop)) parts.push_back(*part);
         run_step(parts);
       }
-    } else {
-      for (int window = item.begin / config_.window(); window * config_.window() < item.end; ++window) {
-        const PositionRange range = window_range(window, s.prompt_length, config_.window());
-        for (int loop = item.loop_first; loop <= item.loop_last; ++loop) {
-          std::vector<Part> parts;
-          parts.push_back(*prefill_part(s, window, {std::max(range.begin, item.begin), std::min(range.end, item.end)}, loop));
-          run_step(parts);
-        }
+      return;
+    }
+    for (int window = item.begin / config_.window(); window * config_.window() < item.end; ++window) {
+      const PositionRange range = window_range(window, s.prompt_length, config_.window());
+      for (int loop = item.loop_first; loop <= item.loop_last; ++loop) {
+        std::vector<Part> parts;
+        if (auto part = prefill_part(s, window, {std::max(range.begin, item.begin), std::min(range.end, item.end)}, loop)) parts.push_back(*part);
+        run_step(parts);
       }
     }
-  } else {
-    // Every item advances by one loop. Windows of one item follow each other, so step k holds the k-th window of every item.
-    for (int k = 0, more = 1; more != 0; ++k) {
-      more = 0;
-      std::vector<Part> parts;
-      for (const WorkItem& item : submission.items) {
-        RequestState& s = requests_.at(static_cast<std::size_t>(item.request));
-        if (item.kind == RowKind::decode) {
-          if (k > 0) continue;
-          if (auto part = decode_part(s, item.begin, item.loop_first)) parts.push_back(std::move(*part));
-          continue;
-        }
-        const int window = item.begin / config_.window() + k;
-        if (window * config_.window() >= item.end) continue;
-        const PositionRange range = window_range(window, s.prompt_length, config_.window());
-        parts.push_back(*prefill_part(s, window, {std::max(range.begin, item.begin), std::min(range.end, item.end)}, item.loop_first));
-        more = 1;
-      }
-      run_step(parts);
-    }
+    return;
   }
-  ++submission_;
+  // Every item advances by one loop. Windows of one item follow each other, so step k holds the k-th window of every item.
+  for (int k = 0, more = 1; more != 0; ++k) {
+    more = 0;
+    std::vector<Part> parts;
+    for (const WorkItem& item : items) {
+      RequestState& s = requests_.at(static_cast<std::size_t>(item.request));
+      if (item.kind == RowKind::decode) {
+        if (k > 0) continue;
+        if (auto part = decode_part(s, item.begin, item.loop_first)) parts.push_back(*part);
+        continue;
+      }
+      const int window = item.begin / config_.window() + k;
+      if (window * config_.window() >= item.end) continue;
+      const PositionRange range = window_range(window, s.prompt_length, config_.window());
+      const PositionRange piece{std::max(range.begin, item.begin), std::min(range.end, item.end)};
+      if (auto part = prefill_part(s, window, piece, item.loop_first)) parts.push_back(*part);
+      more = 1;
+    }
+    run_step(parts);
+  }
 }
 
 RunRecord CudaRun::finish() {
-  stream_.synchronize();
-  check_numeric_fault();
+  while (!in_flight_.empty()) deliver_oldest();
   RunRecord result;
   result.executor = "optimized";
   result.profile = std::string(to_string(options_.profile));
   result.trace = trace_.name;
   result.config_json = config_.canonical_json();
   for (RequestState& s : requests_) {
-    if (s.record.encoded_frontier.empty()) throw InternalError(s.name() + ": the plan ended before the prompt was complete");
-    if (!s.finished) finish_request(s);
+    if (!s.finished) {
+      if (s.record.encoded_frontier.empty()) throw InternalError(s.name() + ": the plan ended before the prompt was complete");
+      finish_request(s);
+    }
     result.requests.push_back(std::move(s.record));
   }
+  close_ticket();  // ending a request encodes what is due
+  deliver_oldest();
+  result.counters = counters_;
+  result.held_at_drain = held();
   return result;
 }
 

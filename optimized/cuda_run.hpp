@@ -1,19 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-// One run of a trace on the device: the life of its requests, from prompt windows to committed tokens. The arithmetic is in
-// forward_pass; here is what is enqueued when, what the host decides, and what is read back for the record.
+// One run of a trace on the device: the life of its requests, from prompt windows to committed tokens. The arithmetic is in forward_pass; here
+// is what is enqueued when, what the host decides, and what is read back for the record.
+//
+// A submission is issued without reading anything: how many rows a selection finds is known, which ones is not, and the token that a row
+// chooses is embedded where it was chosen. What the host wants to know travels to page-locked memory of the submission's ticket, and is acted
+// upon when the ticket is delivered: at once with one submission in flight, later with more (S-ASYNC-1).
 #pragma once
 
+#include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "models/executor.hpp"
 #include "optimized/forward_pass.hpp"
 #include "optimized/kv/kv_cache.hpp"
 #include "optimized/kv/reference_store.hpp"
+#include "optimized/ops/head_argmax.cuh"
 #include "optimized/request_state.hpp"
 #include "optimized/runtime/growable_buffer.hpp"
+#include "optimized/runtime/pinned_arena.hpp"
 #include "optimized/runtime/stream.hpp"
+#include "optimized/step_graphs.hpp"
 
 namespace loopgauge::optimized {
 
@@ -47,56 +57,47 @@ class CudaRun {
     PositionRange piece;                             // decode: one position
     int loop = 1;
     int window = -1;                                 // prefill
-    std::vector<std::int32_t> positions;             // that execute the loop
+    int first_rank = 0;                              // prefill: the part's first row among those of the window that execute the loop
+    int rows = 1;                                    // that execute the loop
     int first_row = 0;                               // in the batch
   };
   struct Emission {
     RequestState* request;
     int position;
+    int depth;                                       // last loop of the row; 0: the device knows
+  };
+  // A submission whose results have not been read.
+  struct Ticket {
+    int submission = 0;
+    PinnedArena arena;                               // what went to the device, what comes back
+    Event done;
+    const std::uint64_t* numeric_fault = nullptr;
+    std::vector<int> owners;                         // request index by slot, as it was
+    std::vector<std::function<void()>> deliveries;
   };
   class TapObserver;
+  struct PlannedFailureHappened {};                  // thrown where a launch breaks off on purpose
 
-  void act(const Action& action);  // cuda_run_actions
-
-  void run_step(std::vector<Part>& parts);
-  RowBatch make_batch(std::vector<Part>& parts);
-  int reference_slot(const RequestState& s, int loop) const;
-  std::int32_t contiguous_position(const RequestState& s, const Part& part, std::int32_t position) const;
-  void load_inputs(const std::vector<Part>& parts, Bfloat16* rows);
-  void store_outputs(const std::vector<Part>& parts);
-
-  std::optional<Part> prefill_part(RequestState& s, int window, PositionRange piece, int loop);
-  std::optional<Part> decode_part(RequestState& s, int position, int loop);
-
-  void open(RequestState& s);
-  void begin_window_loop(RequestState& s, int window, int loop);
-  std::vector<std::int32_t> select_window(RequestState& s, int window, int loop);
-  void normalize_inactive_again(RequestState& s, int window, int loop);
-  void complete_window_loop(RequestState& s, int window, int loop);
-  void complete_prompt(RequestState& s);
-  void complete_decode_loop(RequestState& s, int loop);
-  void decide_last_loop(RequestState& s, int loop);
-  void commit(RequestState& s);
-  void release_reference(RequestState& s);
-  void emit_pending();
-  void finish_request(RequestState& s);
-
-  int frontier_rule(const RequestState& s, int committed) const;
-  int visible_frontier(const RequestState& s, int position, RowKind kind) const;
-  void flush(RequestState& s, int frontier);
-  void encode(RequestState& s, PositionRange block, int loop_first, int loop_last, const std::array<std::uint32_t, kLoops>& capacity);
-  void encode_pending();
-
-  std::unique_ptr<RowObserver> make_tap_observer(const std::vector<Part>& parts);
-  void check_numeric_fault();
-  void record_states(RequestState& s, const Bfloat16* states, PositionRange positions, int loop);
-  void tap_row(std::string_view operation, const RequestState& s, int loop, int layer, int position, std::span<const float> values) const;
-  bool planted(Fault fault) const { return options_.fault == fault; }
-  const RequestRecord* decisions(const RequestState& s) const;
-  bool has_exit_rule() const { return config_.exit().mode == ExitMode::threshold || config_.exit().mode == ExitMode::delayed; }
-  Bfloat16* decode_state(const RequestState& s) { return decode_states_.as<Bfloat16>() + static_cast<std::size_t>(s.slot) * model_.hidden; }
-
-  // Waits for the stream.
+  // Submissions in flight: cuda_run_tickets.
+  bool asynchronous() const { return options_.submissions_in_flight > 1; }
+  void open_ticket();
+  void close_ticket();
+  void deliver(Ticket& ticket);
+  void deliver_oldest();
+  // Waits for everything that was enqueued and delivers what the open ticket has so far; only synchronous execution may.
+  void deliver_early();
+  // Waits for the device, so that what the host keeps of K/V is complete. Reads no result.
+  void settle();
+  void on_delivery(std::function<void()> delivery) { ticket_->deliveries.push_back(std::move(delivery)); }
+  void check_numeric_fault(const Ticket& ticket) const;
+  // `count` values of device memory as they are at this place of the stream; theirs from delivery on.
+  template <class T>
+  const T* download(const T* source, std::size_t count) {
+    T* target = ticket_->arena.take<T>(count);
+    if (count != 0) LOOPGAUGE_CUDA_CHECK(cudaMemcpyAsync(target, source, count * sizeof(T), cudaMemcpyDeviceToHost, stream_));
+    return target;
+  }
+  // Waits for the stream: for observers, for planted faults, and for exits that the next loop depends on.
   template <class T>
   std::vector<T> read(const T* source, std::size_t count) {
     std::vector<T> values(count);
@@ -104,6 +105,66 @@ class CudaRun {
     stream_.synchronize();
     return values;
   }
+
+  void act(const Action& action);                    // cuda_run_actions; everything that was issued has run
+  void run_items(const std::vector<WorkItem>& items);
+
+  // Batches: cuda_run_batch.
+  std::optional<Part> prefill_part(RequestState& s, int window, PositionRange piece, int loop);
+  std::optional<Part> decode_part(RequestState& s, int position, int loop);
+  void run_step(std::vector<Part>& parts);
+  RowBatch make_batch(std::vector<Part>& parts);
+  void add_rows(RowBatch& batch, const Part& part);
+  int reference_slot(const RequestState& s, int loop) const;
+  void run_batch(const std::vector<Part>& parts, RowBatch& batch);
+  void enqueue_batch(const std::vector<Part>& parts, const RowBatch& batch);
+  bool can_replay(const RowBatch& batch) const;
+  void load_inputs(const std::vector<Part>& parts, int decode_rows, Bfloat16* rows);
+  void store_outputs(const std::vector<Part>& parts, int decode_rows);
+  void step_exits(int decode_rows);
+
+  // Prompt windows: cuda_run_windows.
+  void open(RequestState& s);
+  int window_rows(const RequestState& s, int window, int loop) const;
+  std::int32_t* window_positions(RequestState& s, int window, int loop);
+  void begin_window_loop(RequestState& s, int window, int loop);
+  void select_window(RequestState& s, int window, int loop);
+  void record_selection(RequestState& s, int window, int loop, const float* scores, const std::int32_t* selected);
+  void normalize_inactive_again(RequestState& s, int window, int loop);
+  void complete_window_loop(RequestState& s, int window, int loop);
+
+  // Decode rows and the end of a request: cuda_run_requests.
+  void complete_prompt(RequestState& s);
+  void complete_decode_loop(RequestState& s, const Part& part);
+  void take_exit(RequestState& s, const Part& part);
+  void complete_row(RequestState& s, int loop);
+  void release_reference(RequestState& s);
+  void finish_request(RequestState& s);
+  void count_prefill(RequestState& s, const Part& part);
+  void count_execution(RequestState& s, int position, int loop);
+  HeldResources held() const;
+
+  // Emission: cuda_run_emission.
+  void emit_pending();
+  void deliver_emission(const Emission& emission, int depth, const HeadChoice& choice, const float* logits);
+
+  // Encoding: cuda_run_encoding.
+  int frontier_rule(const RequestState& s, int committed) const;
+  int visible_frontier(const RequestState& s, int position, RowKind kind) const;
+  void flush(RequestState& s, int frontier);
+  bool members_known(const RequestState& s, PositionRange block) const;
+  std::array<std::uint32_t, kLoops> largest_streams(const RequestState& s, PositionRange block) const;
+  void encode(RequestState& s, PositionRange block, int loop_first, int loop_last, const std::array<std::uint32_t, kLoops>& capacity, bool members_known);
+  void encode_pending();
+
+  // Observation: cuda_run_observation.
+  std::unique_ptr<RowObserver> make_tap_observer(const std::vector<Part>& parts, int rows);
+  void record_states(RequestState& s, const Bfloat16* states, PositionRange positions, int loop);
+  void tap_row(std::string_view operation, const RequestState& s, int loop, int layer, int position, std::span<const float> values) const;
+  bool planted(Fault fault) const { return options_.fault == fault; }
+  const RequestRecord* decisions(const RequestState& s) const;
+  bool has_exit_rule() const { return config_.exit().mode == ExitMode::threshold || config_.exit().mode == ExitMode::delayed; }
+  Bfloat16* decode_state(const RequestState& s) { return decode_states_.as<Bfloat16>() + static_cast<std::size_t>(s.slot) * model_.hidden; }
 
   const ModelConfig& model_;
   const DeviceWeights& weights_;
@@ -118,17 +179,25 @@ class CudaRun {
   ForwardPass forward_;
   KvCache kv_;
   std::optional<ReferenceStore> references_;
-  DeviceBuffer decode_states_;                       // [kMaxRequests, hidden]: H of the decode row's last loop; after the prompt, its last row
-  DeviceBuffer survival_, verdicts_;                 // [kMaxRequests]: exit hazard
+  std::optional<StepGraphs> graphs_;
+  // By slot of the K/V cache:
+  DeviceBuffer decode_states_;                       // [hidden] BF16: H of the decode row's last loop; after the prompt, its last row
+  DeviceBuffer exits_;                               // ExitState of the decode row
+  DeviceBuffer chosen_tokens_;                       // int32: the token that the last logits chose
+  DeviceBuffer gates_;                               // [decode rows of a batch] FP32
   DeviceBuffer numeric_fault_;                       // one word
-  GrowableBuffer tokens_, indices_, gates_, emitted_states_, emitted_tokens_, candidates_, selected_, selection_scratch_, encode_tasks_,
-      inactive_rows_;
+  GrowableBuffer state_gates_, emitted_states_, emitted_choices_, emitted_slots_, selection_scratch_, encode_tasks_, inactive_rows_, inactive_indices_;
   std::vector<WindowState> spare_windows_;
   std::vector<EncodeTask> pending_encodes_;
   std::vector<std::pair<RequestState*, PositionRange>> pending_releases_;
   std::vector<Emission> pending_emissions_;
+  std::deque<std::unique_ptr<Ticket>> in_flight_;
+  std::vector<std::unique_ptr<Ticket>> spare_tickets_;
+  std::unique_ptr<Ticket> ticket_;                   // open: of the submission that is being issued, or comes next
+  PlannedFailure failure_ = PlannedFailure::none;    // of the submission that is being issued, until it happens
+  RunCounters counters_;
   std::uint64_t generations_ = 0;
-  int submission_ = 0;
+  int submission_ = 0;                               // being issued, or being delivered
 };
 
 }  // namespace loopgauge::optimized

@@ -1,84 +1,72 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "optimized/cuda_run.hpp"
-
+// From the items of a submission to batches of rows, and through one loop of the model.
 #include <algorithm>
 #include <string>
 
 #include "models/error.hpp"
+#include "optimized/cuda_run.hpp"
 #include "optimized/ops/compact_rows.cuh"
 #include "optimized/ops/embedding.cuh"
+#include "optimized/ops/exit_gate.cuh"
+#include "optimized/ops/exit_step.cuh"
 
 namespace loopgauge::optimized {
-namespace {
 
-void copy_on_device(void* target, const void* source, std::size_t bytes, cudaStream_t stream) {
-  if (bytes != 0) LOOPGAUGE_CUDA_CHECK(cudaMemcpyAsync(target, source, bytes, cudaMemcpyDeviceToDevice, stream));
-}
-
-}  // namespace
-
+// Nothing for a request that has ended: planned, never run.
 std::optional<CudaRun::Part> CudaRun::prefill_part(RequestState& s, int window, PositionRange piece, int loop) {
+  if (s.finished) return std::nullopt;
   open(s);
   const PositionRange range = window_range(window, s.prompt_length, config_.window());
   if (piece.begin == range.begin) begin_window_loop(s, window, loop);
-  Part part{&s, RowKind::prefill, piece, loop, window, {}, 0};
-  for (const std::int32_t position : s.active[static_cast<std::size_t>(loop - 1)][static_cast<std::size_t>(window)]) {
-    if (position >= piece.begin && position < piece.end) part.positions.push_back(position);
-  }
+  // Where the rows of a selection lie is not known here, so a piece takes its share of them by rank: of a loop that all rows execute, exactly
+  // its positions. The order of rows is the same, and so are their results.
+  const int rows = window_rows(s, window, loop);
+  const auto share = [&](int position) { return static_cast<int>(static_cast<std::int64_t>(position - range.begin) * rows / range.size()); };
+  Part part{&s, RowKind::prefill, piece, loop, window};
+  part.first_rank = share(piece.begin);
+  part.rows = share(piece.end) - part.first_rank;
   return part;
 }
 
-// Nothing for a row past EOS, or after the row's last loop: planned, never run.
+// Nothing for a row past the end of the sequence, or after the row's last loop.
 std::optional<CudaRun::Part> CudaRun::decode_part(RequestState& s, int position, int loop) {
-  const auto step = static_cast<std::size_t>(position - s.prompt_length);
-  if (s.stopped || step >= s.record.tokens.size()) return std::nullopt;
+  const int step = position - s.prompt_length;
+  if (s.finished || s.stopped || step >= s.fed_limit()) return std::nullopt;
   if (loop == 1) {
+    // What the row must see encoded is encoded before it runs; what precedes it is verified by now.
+    flush(s, frontier_rule(s, s.verified()));
     s.row = DecodeRow{};
     s.row.position = position;
     s.row.key = {s.generation, s.incarnations++};
     s.row.last_loop = config_.loops();
-    if (config_.exit().mode == ExitMode::trace) s.row.last_loop = s.request->exit_depths.at(step);
-    if (const RequestRecord* forced = decisions(s); has_exit_rule() && forced != nullptr && step < forced->exit_depths.size() &&
-                                                    forced->exit_depths[step] != 0) {
-      s.row.last_loop = forced->exit_depths[step];
+    const auto index = static_cast<std::size_t>(step);
+    if (config_.exit().mode == ExitMode::trace) s.row.last_loop = s.request->exit_depths.at(index);
+    if (const RequestRecord* forced = decisions(s); has_exit_rule() && forced != nullptr && index < forced->exit_depths.size() &&
+                                                    forced->exit_depths[index] != 0) {
+      s.row.last_loop = forced->exit_depths[index];
       s.row.depth_given = true;
     }
-    s.record.keys.emplace_back();
     if (references_) s.row.reference = references_->acquire(s.row.key);
-    const float alive = 1.0f;
-    LOOPGAUGE_CUDA_CHECK(cudaMemcpyAsync(survival_.as<float>() + s.slot, &alive, sizeof alive, cudaMemcpyHostToDevice, stream_));
   }
   if (s.row.position != position) throw InternalError(s.name() + ": decode item at position " + std::to_string(position) + " out of turn");
   if (s.row.committed) return std::nullopt;
   if (references_ && loop >= 3) references_->require_reusable(s.row.reference, s.row.key);
-  return Part{&s, RowKind::decode, {position, position + 1}, loop, -1, {position}, 0};
+  return Part{&s, RowKind::decode, {position, position + 1}, loop};
 }
 
 void CudaRun::run_step(std::vector<Part>& parts) {
-  const RowBatch batch = make_batch(parts);
-  if (batch.size() > 0) {
-    kv_.upload();
-    Bfloat16* const rows = forward_.input(batch.size());
-    load_inputs(parts, rows);
-    std::unique_ptr<RowObserver> observer;
-    if (options_.tap != nullptr) {
-      observer = make_tap_observer(parts);
-      if (parts.front().loop == 1) observer->observe("embedding", -1, rows, model_.hidden, model_.hidden);
-    }
-    forward_.run(batch, kv_, references_ ? &*references_ : nullptr, numeric_fault_.as<std::uint64_t>(), observer.get());
-    store_outputs(parts);
-  }
-  for (Part& part : parts) {
+  encode_pending();
+  if (parts.empty()) return;
+  RowBatch batch = make_batch(parts);
+  if (batch.size() > 0) run_batch(parts, batch);
+  for (const Part& part : parts) {
     RequestState& s = *part.request;
     if (part.kind == RowKind::decode) {
-      complete_decode_loop(s, part.loop);
-    } else {
-      record_states(s,
-                    s.windows[static_cast<std::size_t>(part.window)]->states.as<Bfloat16>() +
-                        static_cast<std::size_t>(part.piece.begin - part.window * config_.window()) * model_.hidden,
-                    part.piece, part.loop);
-      if (part.piece.end == window_range(part.window, s.prompt_length, config_.window()).end) complete_window_loop(s, part.window, part.loop);
+      complete_decode_loop(s, part);
+      continue;
     }
+    count_prefill(s, part);
+    if (part.piece.end == window_range(part.window, s.prompt_length, config_.window()).end) complete_window_loop(s, part.window, part.loop);
   }
   encode_pending();
   emit_pending();
@@ -87,31 +75,66 @@ void CudaRun::run_step(std::vector<Part>& parts) {
 RowBatch CudaRun::make_batch(std::vector<Part>& parts) {
   // Decode rows first, then prefill rows, each in the order of the items.
   std::stable_partition(parts.begin(), parts.end(), [](const Part& part) { return part.kind == RowKind::decode; });
+  if (failure_ == PlannedFailure::allocation) {
+    failure_ = PlannedFailure::none;
+    kv_.refuse_next_reservation();
+  }
   RowBatch batch;
+  std::vector<PageReservation> reservations;
+  std::vector<std::vector<std::int32_t>> pages;  // one position of every page, until reserved
   for (Part& part : parts) {
     RequestState& s = *part.request;
     part.first_row = batch.size();
-    if (part.positions.empty()) continue;
-    kv_.reserve(s.slot, part.loop, part.positions);
-    kv_.set_active(s.slot, part.loop, part.positions);
-    const int frontier = visible_frontier(s, part.piece.begin, part.kind);
-    for (const std::int32_t position : part.positions) {
-      batch.rows.push_back({s.slot, position, part.loop, frontier, part.kind == RowKind::decode ? reference_slot(s, part.loop) : -1});
-      if (planted(Fault::contiguous_causal_mask)) batch.mask_positions.push_back(contiguous_position(s, part, position));
-    }
-    if (part.kind == RowKind::decode) {
-      ++batch.decode_rows;
-      // A step without recorded keys (the recorded run stopped or left before loop 2) selects for itself.
-      const RequestRecord* forced = decisions(s);
-      const auto step = static_cast<std::size_t>(part.piece.begin - s.prompt_length);
-      const bool has_keys = forced != nullptr && step < forced->keys.size() && !forced->keys[step].layers.empty();
-      batch.forced_keys.push_back(has_keys ? &forced->keys[step] : nullptr);
-    } else {
-      batch.segments.push_back({s.slot, part.loop, frontier, part.first_row, static_cast<std::int32_t>(part.positions.size())});
-      batch.take_scores |= config_.selects_tokens() && (part.loop == 2 || part.loop == 3);
-    }
+    if (part.rows == 0) continue;
+    // A selection may find rows on any page of its window; pages without rows go back when it has been read.
+    const bool selected = part.kind == RowKind::prefill && part.loop >= 3 && config_.selects_tokens();
+    const PositionRange range = selected ? window_range(part.window, s.prompt_length, config_.window()) : part.piece;
+    std::vector<std::int32_t>& first_rows = pages.emplace_back();
+    for (int page = range.begin / kPageTokens; page < page_count(range.end); ++page) first_rows.push_back(std::max(page * kPageTokens, range.begin));
+    reservations.push_back({s.slot, part.loop, {}});
+    add_rows(batch, part);
   }
+  for (std::size_t i = 0; i < pages.size(); ++i) reservations[i].positions = pages[i];
+  kv_.reserve(reservations);
   return batch;
+}
+
+void CudaRun::add_rows(RowBatch& batch, const Part& part) {
+  RequestState& s = *part.request;
+  RowSource row;
+  row.request = s.slot;
+  row.loop = part.loop;
+  row.encoded_frontier = visible_frontier(s, part.piece.begin, part.kind);
+  if (part.kind == RowKind::decode) {
+    const int position = part.piece.begin, step = position - s.prompt_length;
+    row.position = position;
+    row.reference = reference_slot(s, part.loop);
+    row.token = s.request->teacher_forced() ? s.request->forced[static_cast<std::size_t>(step)] : kChosenToken;
+    row.origin = position - s.slot;
+    row.last_loop = s.row.last_loop;
+    row.gate_decides = has_exit_rule() && !s.row.depth_given;
+    batch.rows.push_back(row);
+    ++batch.decode_rows;
+    // Whether a delayed exit lets the row run this loop may not be known yet; the device knows.
+    if (!asynchronous() || !row.gate_decides || part.loop <= 2) kv_.note_active(s.slot, part.loop, std::span<const std::int32_t>(&position, 1));
+    // A step without recorded keys (the recorded run stopped or left before loop 2) selects for itself.
+    const RequestRecord* forced = decisions(s);
+    const auto index = static_cast<std::size_t>(step);
+    const bool has_keys = forced != nullptr && index < forced->keys.size() && !forced->keys[index].layers.empty();
+    batch.forced_keys.push_back(has_keys ? &forced->keys[index] : nullptr);
+    return;
+  }
+  const PositionRange range = window_range(part.window, s.prompt_length, config_.window());
+  row.origin = range.begin;
+  row.positions = window_positions(s, part.window, part.loop);
+  for (int rank = part.first_rank; rank < part.first_rank + part.rows; ++rank) {
+    row.position = rank;
+    if (part.loop == 1) row.token = s.request->prompt[static_cast<std::size_t>(range.begin + rank)];
+    batch.rows.push_back(row);
+  }
+  if (part.loop <= 2 || !config_.selects_tokens()) kv_.note_active(s.slot, part.loop, part.piece);
+  batch.segments.push_back({s.slot, part.loop, row.encoded_frontier, part.first_row, part.rows});
+  batch.take_scores |= config_.selects_tokens() && (part.loop == 2 || part.loop == 3);
 }
 
 // The planted fault: loops after the reference loop read what the token before left. Its slot has no mask of a page that it does not reach.
@@ -120,61 +143,100 @@ int CudaRun::reference_slot(const RequestState& s, int loop) const {
   return stale ? s.previous_reference->first : s.row.reference;
 }
 
-// The planted fault: compact row i of a window stands at window_begin + i in the causal mask.
-std::int32_t CudaRun::contiguous_position(const RequestState& s, const Part& part, std::int32_t position) const {
-  if (part.kind == RowKind::decode) return position;
-  const auto& active = s.active[static_cast<std::size_t>(part.loop - 1)][static_cast<std::size_t>(part.window)];
-  const auto rank = std::lower_bound(active.begin(), active.end(), position) - active.begin();
-  return part.window * config_.window() + static_cast<std::int32_t>(rank);
+bool CudaRun::can_replay(const RowBatch& batch) const {
+  const bool forced = std::any_of(batch.forced_keys.begin(), batch.forced_keys.end(), [](const StepKeys* keys) { return keys != nullptr; });
+  return batch.segments.empty() && options_.tap == nullptr && !forced && failure_ == PlannedFailure::none;
 }
 
-void CudaRun::load_inputs(const std::vector<Part>& parts, Bfloat16* rows) {
-  std::vector<std::int32_t> tokens, indices;  // per batch row: its token at loop 1, its row in the window after it
-  for (const Part& part : parts) {
-    const RequestState& s = *part.request;
-    for (const std::int32_t position : part.positions) {
-      tokens.push_back(part.loop > 1                  ? 0
-                       : part.kind == RowKind::decode ? s.record.tokens[static_cast<std::size_t>(position - s.prompt_length)]
-                                                      : s.request->prompt[static_cast<std::size_t>(position)]);
-      indices.push_back(part.kind == RowKind::decode ? s.slot : position - part.window * config_.window());
-    }
+void CudaRun::run_batch(const std::vector<Part>& parts, RowBatch& batch) {
+  const bool replay = graphs_ && batch.decode_rows > 0 && can_replay(batch);
+  if (replay) {
+    // Rows up to the bucket are padding: they read nothing, write nothing and appear in no result.
+    int longest = 0;
+    for (const RowSource& row : batch.rows) longest = std::max(longest, row.position + 1);
+    batch.decode_length = std::min(StepGraphs::bucket(longest, kSplitTokens), longest_);
+    batch.rows.resize(static_cast<std::size_t>(StepGraphs::bucket(batch.size(), 1)));
+    batch.decode_rows = batch.size();
+    batch.forced_keys.resize(batch.rows.size(), nullptr);
   }
-  const std::int32_t* device_tokens = tokens_.upload<std::int32_t>(tokens, stream_);
-  const std::int32_t* device_indices = indices_.upload<std::int32_t>(indices, stream_);
+  if (failure_ == PlannedFailure::launch) batch.layers = model_.layers / 2;
+  kv_.upload(ticket_->arena);
+  forward_.input(batch.size());
+  forward_.stage(batch, ticket_->arena);
+  if (replay) {
+    const StepGraphs::Key key{batch.size(), forward_.decode_length(), forward_.kinds()};
+    const auto outcome = graphs_->run(key, forward_.address_version(), stream_, [&] { enqueue_batch(parts, batch); });
+    counters_.graph_captures += outcome == StepGraphs::Outcome::captured_and_replayed;
+    ++(outcome == StepGraphs::Outcome::ran_eagerly ? counters_.graph_fallbacks : counters_.graph_replays);
+    return;
+  }
+  if (graphs_ && batch.decode_rows > 0) ++counters_.graph_fallbacks;
+  enqueue_batch(parts, batch);
+  if (failure_ == PlannedFailure::launch) {
+    failure_ = PlannedFailure::none;
+    throw PlannedFailureHappened{};
+  }
+}
+
+// What a captured step repeats when it holds decode rows alone: nothing here depends on the host but the extents of the batch.
+void CudaRun::enqueue_batch(const std::vector<Part>& parts, const RowBatch& batch) {
+  Bfloat16* const rows = forward_.input(batch.size());
+  forward_.prepare(batch, kv_, exits_.as<ExitState>(), chosen_tokens_.as<std::int32_t>());
+  load_inputs(parts, batch.decode_rows, rows);
+  std::unique_ptr<RowObserver> observer;
+  if (options_.tap != nullptr) {
+    observer = make_tap_observer(parts, batch.size());
+    if (std::any_of(parts.begin(), parts.end(), [](const Part& part) { return part.loop == 1; })) observer->observe("embedding", -1, rows, model_.hidden, model_.hidden);
+  }
+  forward_.run(batch, kv_, references_ ? &*references_ : nullptr, numeric_fault_.as<std::uint64_t>(), observer.get());
+  if (batch.layers >= 0) return;
+  store_outputs(parts, batch.decode_rows);
+  step_exits(batch.decode_rows);
+}
+
+void CudaRun::load_inputs(const std::vector<Part>& parts, int decode_rows, Bfloat16* rows) {
+  const Bfloat16* table = weights_.embed_tokens.as<Bfloat16>();
+  // Decode rows may be at any loop: each of the two leaves the rows of the other alone.
+  embedding(forward_.tokens(), table, rows, decode_rows, model_.hidden, stream_);
+  gather_rows(decode_states_.as<Bfloat16>(), forward_.sources_of_states(), rows, decode_rows, model_.hidden, stream_);
   for (const Part& part : parts) {
-    RequestState& s = *part.request;
+    if (part.kind == RowKind::decode) continue;
     Bfloat16* target = rows + static_cast<std::size_t>(part.first_row) * model_.hidden;
-    const int count = static_cast<int>(part.positions.size());
     if (part.loop == 1) {
-      embedding(device_tokens + part.first_row, weights_.embed_tokens.as<Bfloat16>(), target, count, model_.hidden, stream_);
+      embedding(forward_.tokens() + part.first_row, table, target, part.rows, model_.hidden, stream_);
     } else {
-      const Bfloat16* source = part.kind == RowKind::decode ? decode_states_.as<Bfloat16>()
-                                                            : s.windows[static_cast<std::size_t>(part.window)]->states.as<Bfloat16>();
-      gather_rows(source, device_indices + part.first_row, target, count, model_.hidden, stream_);
+      gather_rows(part.request->windows[static_cast<std::size_t>(part.window)]->states.as<Bfloat16>(), forward_.sources_of_states() + part.first_row, target,
+                  part.rows, model_.hidden, stream_);
     }
   }
 }
 
-// Scatters H[r] to the requests' states; the rows' indices are still on the device.
-void CudaRun::store_outputs(const std::vector<Part>& parts) {
-  const std::int32_t* indices = indices_.as<std::int32_t>();
+// Scatters H[r] to the requests' states.
+void CudaRun::store_outputs(const std::vector<Part>& parts, int decode_rows) {
+  scatter_rows(forward_.output(), forward_.targets_of_states(), decode_states_.as<Bfloat16>(), decode_rows, model_.hidden, stream_);
   for (const Part& part : parts) {
-    RequestState& s = *part.request;
-    const int count = static_cast<int>(part.positions.size());
-    const Bfloat16* source = forward_.output() + static_cast<std::size_t>(part.first_row) * model_.hidden;
-    if (part.kind == RowKind::decode) {
-      scatter_rows(source, indices + part.first_row, decode_states_.as<Bfloat16>(), count, model_.hidden, stream_);
-      continue;
-    }
-    WindowState& window = *s.windows[static_cast<std::size_t>(part.window)];
-    scatter_rows(source, indices + part.first_row, window.states.as<Bfloat16>(), count, model_.hidden, stream_);
+    if (part.kind == RowKind::decode || part.rows == 0) continue;
+    WindowState& window = *part.request->windows[static_cast<std::size_t>(part.window)];
+    scatter_rows(forward_.output() + static_cast<std::size_t>(part.first_row) * model_.hidden, forward_.targets_of_states() + part.first_row,
+                 window.states.as<Bfloat16>(), part.rows, model_.hidden, stream_);
     if (config_.selects_tokens() && (part.loop == 2 || part.loop == 3)) {
       const auto next = static_cast<std::size_t>(part.loop - 2);
       float* target = window.scores.as<float>() + next * static_cast<std::size_t>(config_.window()) + window.scored[next];
-      copy_on_device(target, forward_.scores() + part.first_row, static_cast<std::size_t>(count) * sizeof(float), stream_);
-      window.scored[next] += count;
+      LOOPGAUGE_CUDA_CHECK(cudaMemcpyAsync(target, forward_.scores() + part.first_row, static_cast<std::size_t>(part.rows) * sizeof(float),
+                                           cudaMemcpyDeviceToDevice, stream_));
+      window.scored[next] += part.rows;
     }
   }
+}
+
+// The exit rule's verdict after a loop, for every decode row of the batch.
+void CudaRun::step_exits(int decode_rows) {
+  if (!has_exit_rule() || decode_rows == 0) return;
+  const ExitRule& rule = config_.exit();
+  exit_gate(forward_.output(), weights_.early_exit_gate.as<Bfloat16>(), weights_.early_exit_bias.as<Bfloat16>(), gates_.as<float>(), decode_rows, model_.hidden,
+            stream_);
+  exit_step(gates_.as<float>(), forward_.rows(), exits_.as<ExitState>(), decode_rows, rule.threshold, rule.min_loops, rule.mode == ExitMode::delayed ? 1 : 0,
+            stream_);
 }
 
 }  // namespace loopgauge::optimized

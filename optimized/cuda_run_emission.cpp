@@ -1,56 +1,69 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "optimized/cuda_run.hpp"
-
+// Logits, and the tokens that they choose.
 #include <string>
 #include <utility>
 
 #include "models/error.hpp"
-#include "optimized/ops/head_argmax.cuh"
+#include "optimized/cuda_run.hpp"
 
 namespace loopgauge::optimized {
-namespace {
 
-void copy_on_device(void* target, const void* source, std::size_t bytes, cudaStream_t stream) {
-  if (bytes != 0) LOOPGAUGE_CUDA_CHECK(cudaMemcpyAsync(target, source, bytes, cudaMemcpyDeviceToDevice, stream));
-}
-
-}  // namespace
-
-// Logits of the rows that were committed in this step and, in a free run, the tokens they choose.
+// Logits of the rows that were completed in this step. In a free run the token stays on the device, where its successor row embeds it; the
+// host reads it later.
 void CudaRun::emit_pending() {
   if (pending_emissions_.empty()) return;
   const std::vector<Emission> emissions = std::exchange(pending_emissions_, {});
   const int rows = static_cast<int>(emissions.size());
-  Bfloat16* states = emitted_states_.reserve<Bfloat16>(emissions.size() * static_cast<std::size_t>(model_.hidden));
+  const auto hidden = static_cast<std::size_t>(model_.hidden), vocab = static_cast<std::size_t>(model_.vocab);
+  Bfloat16* states = emitted_states_.reserve<Bfloat16>(emissions.size() * hidden);
+  std::vector<std::int32_t> slots;
   for (std::size_t i = 0; i < emissions.size(); ++i) {
-    copy_on_device(states + i * static_cast<std::size_t>(model_.hidden), decode_state(*emissions[i].request),
-                   static_cast<std::size_t>(model_.hidden) * sizeof(Bfloat16), stream_);
+    const RequestState& s = *emissions[i].request;
+    LOOPGAUGE_CUDA_CHECK(cudaMemcpyAsync(states + i * hidden, decode_state(s), hidden * sizeof(Bfloat16), cudaMemcpyDeviceToDevice, stream_));
+    slots.push_back(s.request->teacher_forced() ? -1 : s.slot);
   }
   const float* logits = forward_.logits(states, rows);
-  auto* choices = emitted_tokens_.reserve<HeadChoice>(emissions.size());
+  auto* choices = emitted_choices_.reserve<HeadChoice>(emissions.size());
   head_argmax(logits, choices, rows, model_.vocab, stream_);
-  const std::vector<HeadChoice> chosen = read(choices, emissions.size());
-  check_numeric_fault();
-  const auto vocab = static_cast<std::size_t>(model_.vocab);
+  keep_tokens(choices, emitted_slots_.upload<std::int32_t>(slots, ticket_->arena, stream_), chosen_tokens_.as<std::int32_t>(), rows, stream_);
+  const HeadChoice* chosen = download(choices, emissions.size());
   for (std::size_t i = 0; i < emissions.size(); ++i) {
-    RequestState& s = *emissions[i].request;
-    const int position = emissions[i].position;
-    if (chosen[i].first_non_finite >= 0) {
-      throw NumericError(s.name() + ", position " + std::to_string(position) + ": logit of token " + std::to_string(chosen[i].first_non_finite) +
-                         " is not finite");
-    }
-    if (options_.record.logits || options_.tap != nullptr) {
-      const std::vector<float> row = read(logits + i * vocab, vocab);
-      tap_row("logits", s, position < s.prompt_length ? config_.loops() : s.row.last_loop, -1, position, row);
-      if (options_.record.logits) s.record.logits.data.insert(s.record.logits.data.end(), row.begin(), row.end());
-    }
-    s.record.encoded_frontier.push_back(s.encoded);
-    if (!s.request->teacher_forced() && static_cast<int>(s.record.tokens.size()) < s.request->max_new_tokens) {
-      s.record.tokens.push_back(chosen[i].token);
-      s.stopped = chosen[i].token == s.request->eos_token_id;
-    }
-    if (s.stopped || s.record.fed == s.fed_limit()) finish_request(s);
+    const Emission& emission = emissions[i];
+    const float* row = options_.record.logits || options_.tap != nullptr ? download(logits + i * vocab, vocab) : nullptr;
+    const ExitState* exit = emission.depth == 0 ? download(exits_.as<ExitState>() + emission.request->slot, 1) : nullptr;
+    on_delivery([this, emission, exit, choice = chosen + i, row] {
+      deliver_emission(emission, exit == nullptr ? emission.depth : std::min(exit->last_loop, config_.loops()), *choice, row);
+    });
   }
+}
+
+// The row is committed: the token that it was fed is known to be no later than the end of the sequence (S-ASYNC-2).
+void CudaRun::deliver_emission(const Emission& emission, int depth, const HeadChoice& choice, const float* logits) {
+  RequestState& s = *emission.request;
+  if (s.finished) return;
+  const int position = emission.position;
+  if (choice.first_non_finite >= 0) {
+    throw NumericError(s.name() + ", position " + std::to_string(position) + ": logit of token " + std::to_string(choice.first_non_finite) + " is not finite");
+  }
+  if (position >= s.prompt_length) {
+    s.record.exit_depths.push_back(static_cast<std::uint8_t>(depth));
+    ++s.record.fed;
+    counters_.unused_statistics_rows += config_.s().enabled && depth == 2;
+    for (int loop = 3; emission.depth == 0 && loop <= depth && s.slot >= 0; ++loop) {
+      kv_.note_active(s.slot, loop, std::span<const std::int32_t>(&position, 1));
+    }
+  }
+  if (logits != nullptr) {
+    const std::span<const float> row(logits, static_cast<std::size_t>(model_.vocab));
+    tap_row("logits", s, depth, -1, position, row);
+    if (options_.record.logits) s.record.logits.data.insert(s.record.logits.data.end(), row.begin(), row.end());
+  }
+  s.record.encoded_frontier.push_back(frontier_rule(s, position + 1));
+  if (!s.request->teacher_forced() && static_cast<int>(s.record.tokens.size()) < s.request->max_new_tokens) {
+    s.record.tokens.push_back(choice.token);
+    s.stopped = choice.token == s.request->eos_token_id;
+  }
+  if (s.stopped || s.record.fed == s.fed_limit()) finish_request(s);
 }
 
 }  // namespace loopgauge::optimized

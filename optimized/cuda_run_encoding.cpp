@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "optimized/cuda_run.hpp"
-
+// What is encoded when, and what a query sees of it.
 #include <algorithm>
 #include <string>
 #include <utility>
 
 #include "models/error.hpp"
+#include "optimized/cuda_run.hpp"
+#include "optimized/kv/activity_maps.cuh"
 #include "optimized/ops/residual_encode.cuh"
 
 namespace loopgauge::optimized {
@@ -31,7 +32,12 @@ int CudaRun::visible_frontier(const RequestState& s, int position, RowKind kind)
 
 void CudaRun::flush(RequestState& s, int frontier) {
   for (const PositionRange& range : block_cuts(config_, s.prompt_length, s.encoded, frontier)) {
-    if (range.begin >= s.encoded_ahead) encode(s, range, 1, config_.loops(), {});
+    if (range.begin >= s.encoded_ahead) {
+      // A block is as large as its members. Synchronous execution reads them; asynchronous execution leaves room for what is possible.
+      if (!asynchronous() && !members_known(s, range)) deliver_early();
+      const bool known = members_known(s, range);
+      encode(s, range, 1, config_.loops(), known ? std::array<std::uint32_t, kLoops>{} : largest_streams(s, range), known);
+    }
     pending_releases_.emplace_back(&s, range);
     s.encoded = range.end;
   }
@@ -39,25 +45,51 @@ void CudaRun::flush(RequestState& s, int frontier) {
   const PositionRange next{s.encoded, s.encoded + kGroupSize};
   const bool ahead = planted(Fault::tail_read_as_encoded) && config_.q().enabled && next.begin >= s.encoded_ahead && next.end <= s.committed;
   if (ahead && next.begin % kPageTokens == 0) {
-    encode(s, next, 1, config_.loops(), {});
+    encode(s, next, 1, config_.loops(), {}, true);
     s.encoded_ahead = next.end;
   }
 }
 
-void CudaRun::encode(RequestState& s, PositionRange block, int loop_first, int loop_last, const std::array<std::uint32_t, kLoops>& capacity) {
-  pending_encodes_.push_back(kv_.prepare_encode(s.slot, block, loop_first, loop_last, capacity));
+// The host has read which rows of the block executed which loop.
+bool CudaRun::members_known(const RequestState& s, PositionRange block) const {
+  if (config_.selects_tokens()) {
+    for (int window = block.begin / config_.window(); window * config_.window() < std::min(block.end, s.prompt_length); ++window) {
+      const auto w = static_cast<std::size_t>(window);
+      if (s.active[2][w].empty() || s.active[3][w].empty()) return false;
+    }
+  }
+  return !asynchronous() || !has_exit_rule() || block.end <= s.prompt_length + s.record.fed;
+}
+
+std::array<std::uint32_t, kLoops> CudaRun::largest_streams(const RequestState& s, PositionRange block) const {
+  std::array<std::uint32_t, kLoops> rows{};
+  for (int loop = 1; loop <= kLoops; ++loop) {
+    int most = std::max(0, block.end - std::max(block.begin, s.prompt_length));
+    for (int window = block.begin / config_.window(); window * config_.window() < std::min(block.end, s.prompt_length); ++window) {
+      const PositionRange range = window_range(window, s.prompt_length, config_.window());
+      most += std::min(window_rows(s, window, loop), std::min(range.end, block.end) - std::max(range.begin, block.begin));
+    }
+    rows[static_cast<std::size_t>(loop - 1)] = static_cast<std::uint32_t>(most);
+  }
+  return rows;
+}
+
+void CudaRun::encode(RequestState& s, PositionRange block, int loop_first, int loop_last, const std::array<std::uint32_t, kLoops>& capacity,
+                     bool members_known) {
+  pending_encodes_.push_back(kv_.prepare_encode(s.slot, block, loop_first, loop_last, capacity, members_known));
 }
 
 // One launch for every block and stream that became due in this step; then the BF16 pages that held them are free.
 void CudaRun::encode_pending() {
-  if (pending_encodes_.empty()) return;
-  kv_.upload();
+  if (pending_encodes_.empty() && pending_releases_.empty()) return;
+  kv_.upload(ticket_->arena);
   ResidualEncodeArguments arguments;
   arguments.kv = kv_.view();
-  arguments.tasks = encode_tasks_.upload<EncodeTask>(pending_encodes_, stream_);
+  arguments.tasks = encode_tasks_.upload<EncodeTask>(pending_encodes_, ticket_->arena, stream_);
   arguments.task_count = static_cast<int>(pending_encodes_.size());
   arguments.numeric_fault = numeric_fault_.as<std::uint64_t>();
   arguments.fault = options_.fault;
+  rank_rows(arguments.kv, arguments.tasks, arguments.task_count, stream_);
   residual_encode(arguments, stream_);
   pending_encodes_.clear();
   bool decoding = false;
@@ -65,8 +97,8 @@ void CudaRun::encode_pending() {
     for (int loop = 1; loop <= config_.loops(); ++loop) kv_.release_planes(request->slot, loop, range);
     decoding |= request->committed > 0;
   }
-  // Between windows of a prompt the pages serve the next window; after it nobody needs them soon.
-  if (decoding) kv_.trim();
+  // Between windows of a prompt the pages serve the next window; after it nobody needs them soon. Freeing waits for the device.
+  if (decoding && !asynchronous()) kv_.trim();
 }
 
 }  // namespace loopgauge::optimized

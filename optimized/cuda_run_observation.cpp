@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "optimized/cuda_run.hpp"
-
+// What a run shows of itself: taps, hidden rows and gates of the record.
 #include <algorithm>
 #include <bit>
 
-#include "models/error.hpp"
-#include "optimized/kv/numeric_fault.hpp"
+#include "optimized/cuda_run.hpp"
 #include "optimized/ops/exit_gate.cuh"
 
 namespace loopgauge::optimized {
@@ -17,15 +15,15 @@ float widen(Bfloat16 value) {
 
 }  // namespace
 
-// Turns the rows of a forward pass into tap records.
+// Turns the rows of a forward pass into tap records. Waits for the device: which rows there are is the device's knowledge.
 class CudaRun::TapObserver final : public RowObserver {
  public:
-  TapObserver(CudaRun& run, const std::vector<Part>& parts) : run_(run), parts_(parts) {}
+  TapObserver(CudaRun& run, const std::vector<Part>& parts, int rows)
+      : run_(run), parts_(parts), rows_(run.read(run.forward_.rows(), static_cast<std::size_t>(rows))) {}
 
   void observe(std::string_view operation, int layer, const Bfloat16* values, std::int64_t row_stride, int width) override {
-    std::size_t rows = 0;
-    for (const Part& part : parts_) rows += part.positions.size();
-    const auto columns = static_cast<std::size_t>(width);
+    const std::size_t rows = rows_.size(), columns = static_cast<std::size_t>(width);
+    const bool before_loops = operation == "embedding";
     std::vector<Bfloat16> copy(rows * columns);
     LOOPGAUGE_CUDA_CHECK(cudaMemcpy2DAsync(copy.data(), columns * sizeof(Bfloat16), values, static_cast<std::size_t>(row_stride) * sizeof(Bfloat16),
                                            columns * sizeof(Bfloat16), rows, cudaMemcpyDeviceToHost, run_.stream_));
@@ -33,9 +31,11 @@ class CudaRun::TapObserver final : public RowObserver {
     std::vector<float> widened(copy.size());
     std::transform(copy.begin(), copy.end(), widened.begin(), widen);
     for (const Part& part : parts_) {
-      for (std::size_t i = 0; i < part.positions.size(); ++i) {
-        const std::size_t row = static_cast<std::size_t>(part.first_row) + i;
-        run_.tap_row(operation, *part.request, operation == "embedding" ? 0 : part.loop, layer, part.positions[i],
+      if (before_loops && part.loop > 1) continue;
+      for (int i = 0; i < part.rows; ++i) {
+        const auto row = static_cast<std::size_t>(part.first_row + i);
+        if (rows_[row].request < 0) continue;
+        run_.tap_row(operation, *part.request, before_loops ? 0 : part.loop, layer, rows_[row].position,
                      std::span<const float>(widened).subspan(row * columns, columns));
       }
     }
@@ -67,35 +67,32 @@ class CudaRun::TapObserver final : public RowObserver {
  private:
   CudaRun& run_;
   const std::vector<Part>& parts_;
+  const std::vector<QueryRow> rows_;
 };
 
-std::unique_ptr<RowObserver> CudaRun::make_tap_observer(const std::vector<Part>& parts) { return std::make_unique<TapObserver>(*this, parts); }
-
-// Waits for the device. Throws for a value that the specification declares an error, naming where it was met.
-void CudaRun::check_numeric_fault() {
-  const std::uint64_t word = read(numeric_fault_.as<std::uint64_t>(), 1).front();
-  if (word == kNoNumericFault) return;
-  const NumericFault fault = unpack_numeric_fault(word);
-  int index = -1;
-  for (const RequestState& s : requests_) {
-    if (s.slot == fault.request) index = s.index;
-  }
-  throw NumericError(describe(fault, index));
+std::unique_ptr<RowObserver> CudaRun::make_tap_observer(const std::vector<Part>& parts, int rows) {
+  return std::make_unique<TapObserver>(*this, parts, rows);
 }
 
 // H of `loop` for `positions`, and its gate, where the record keeps them.
 void CudaRun::record_states(RequestState& s, const Bfloat16* states, PositionRange positions, int loop) {
-  const auto count = static_cast<std::size_t>(positions.size());
+  const auto count = static_cast<std::size_t>(positions.size()), hidden = static_cast<std::size_t>(model_.hidden);
   if (options_.record.hidden) {
-    const std::vector<Bfloat16> rows = read(states, count * static_cast<std::size_t>(model_.hidden));
-    float* out = s.record.hidden[static_cast<std::size_t>(loop - 1)].row(positions.begin).data();
-    for (std::size_t i = 0; i < rows.size(); ++i) out[i] = widen(rows[i]);
+    const Bfloat16* rows = download(states, count * hidden);
+    on_delivery([&s, rows, positions, loop, hidden] {
+      if (s.finished) return;
+      float* out = s.record.hidden[static_cast<std::size_t>(loop - 1)].row(positions.begin).data();
+      std::transform(rows, rows + static_cast<std::size_t>(positions.size()) * hidden, out, widen);
+    });
   }
   if (options_.record.gate) {
-    float* gates = gates_.reserve<float>(std::max<std::size_t>(count, static_cast<std::size_t>(config_.window())));
+    float* gates = state_gates_.reserve<float>(std::max<std::size_t>(count, static_cast<std::size_t>(config_.window())));
     exit_gate(states, weights_.early_exit_gate.as<Bfloat16>(), weights_.early_exit_bias.as<Bfloat16>(), gates, positions.size(), model_.hidden, stream_);
-    const std::vector<float> values = read(gates, count);
-    for (std::size_t i = 0; i < count; ++i) s.record.gate.row(positions.begin + static_cast<std::int64_t>(i))[static_cast<std::size_t>(loop - 1)] = values[i];
+    const float* values = download(gates, count);
+    on_delivery([&s, values, positions, loop] {
+      if (s.finished) return;
+      for (int i = 0; i < positions.size(); ++i) s.record.gate.row(positions.begin + i)[static_cast<std::size_t>(loop - 1)] = values[i];
+    });
   }
 }
 

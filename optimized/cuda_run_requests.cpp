@@ -1,190 +1,82 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "optimized/cuda_run.hpp"
-
+// From the completed prompt to the end of a request: decode rows through their loops, commitment, what is counted, what is left behind.
 #include <algorithm>
-#include <cmath>
 #include <string>
 
 #include "models/error.hpp"
-#include "optimized/ops/compact_rows.cuh"
-#include "optimized/ops/exit_gate.cuh"
-#include "optimized/ops/exit_step.cuh"
-#include "optimized/ops/rms_norm.cuh"
-#include "optimized/ops/select_tokens.cuh"
+#include "optimized/cuda_run.hpp"
 #include "optimized/record_reader.hpp"
 
 namespace loopgauge::optimized {
-namespace {
-
-void copy_on_device(void* target, const void* source, std::size_t bytes, cudaStream_t stream) {
-  if (bytes != 0) LOOPGAUGE_CUDA_CHECK(cudaMemcpyAsync(target, source, bytes, cudaMemcpyDeviceToDevice, stream));
-}
-
-}  // namespace
-
-void CudaRun::open(RequestState& s) {
-  if (s.slot >= 0 || s.finished) return;
-  s.slot = kv_.open_request(s.capacity);
-  s.generation = generations_++;
-}
-
-// Decides which positions of the window execute the loop; the others keep their state, which is how they inherit.
-void CudaRun::begin_window_loop(RequestState& s, int window, int loop) {
-  auto& state = s.windows[static_cast<std::size_t>(window)];
-  if (loop == 1) {
-    if (spare_windows_.empty()) {
-      const auto rows = static_cast<std::size_t>(config_.window());
-      spare_windows_.push_back({allocator_.allocate_array<Bfloat16>(MemoryCategory::hidden_rows, rows * model_.hidden),
-                                config_.selects_tokens() ? allocator_.allocate_array<float>(MemoryCategory::workspace, rows * 2) : DeviceBuffer{},
-                                {}});
-    }
-    state.emplace(std::move(spare_windows_.back()));
-    spare_windows_.pop_back();
-    state->scored = {};
-  }
-  auto& active = s.active[static_cast<std::size_t>(loop - 1)][static_cast<std::size_t>(window)];
-  const PositionRange range = window_range(window, s.prompt_length, config_.window());
-  if (loop >= 3 && config_.selects_tokens()) {
-    active = select_window(s, window, loop);
-    auto& record = s.record.active[static_cast<std::size_t>(loop - 3)];
-    record.insert(record.end(), active.begin(), active.end());
-    if (planted(Fault::double_final_norm)) normalize_inactive_again(s, window, loop);
-  } else {
-    active.clear();
-    for (int position = range.begin; position < range.end; ++position) active.push_back(position);
-  }
-}
-
-std::vector<std::int32_t> CudaRun::select_window(RequestState& s, int window, int loop) {
-  const auto next = static_cast<std::size_t>(loop - 3);
-  const std::vector<std::int32_t>& candidates = s.active[static_cast<std::size_t>(loop - 2)][static_cast<std::size_t>(window)];
-  const PositionRange range = window_range(window, s.prompt_length, config_.window());
-  const WindowState& state = *s.windows[static_cast<std::size_t>(window)];
-  const float* device_scores = state.scores.as<float>() + next * static_cast<std::size_t>(config_.window());
-  if (state.scored[next] != static_cast<int>(candidates.size())) {
-    throw InternalError(s.name() + ", window " + std::to_string(window) + ", loop " + std::to_string(loop) + ": " + std::to_string(state.scored[next]) +
-                        " of " + std::to_string(candidates.size()) + " candidates are scored");
-  }
-  const int count = std::min(budget(config_.t().retention_bp[static_cast<std::size_t>(loop - 1)], range.size()), static_cast<int>(candidates.size()));
-
-  // The selection is enqueued before the host looks at the scores, so that one wait serves both.
-  const RequestRecord* forced = decisions(s);
-  std::int32_t* selected = selected_.reserve<std::int32_t>(static_cast<std::size_t>(config_.window()));
-  if (forced == nullptr) {
-    const std::int32_t* device_candidates = candidates_.upload<std::int32_t>(candidates, stream_);
-    void* scratch = selection_scratch_.reserve<std::byte>(select_tokens_scratch_bytes(config_.window()));
-    select_tokens(device_candidates, device_scores, static_cast<int>(candidates.size()), count, selected, scratch, stream_);
-  }
-  const std::vector<float> scores = read(device_scores, candidates.size());
-  check_numeric_fault();
-  for (std::size_t i = 0; i < candidates.size(); ++i) {
-    if (!std::isfinite(scores[i])) {
-      throw NumericError(s.name() + ", window " + std::to_string(window) + ", loop " + std::to_string(loop) + ", position " +
-                         std::to_string(candidates[i]) + ": the selection score is not finite");
-    }
-    s.record.scores[next][static_cast<std::size_t>(candidates[i])] = scores[i];
-    tap_row("update_score", s, loop, -1, candidates[i], std::span<const float>(&scores[i], 1));
-  }
-  if (forced != nullptr) {
-    const auto& all = forced->active[next];
-    return {std::lower_bound(all.begin(), all.end(), range.begin), std::lower_bound(all.begin(), all.end(), range.end)};
-  }
-  return read(selected, static_cast<std::size_t>(count));
-}
-
-// The planted fault: rows that inherit are normed a second time.
-void CudaRun::normalize_inactive_again(RequestState& s, int window, int loop) {
-  const auto& active = s.active[static_cast<std::size_t>(loop - 1)][static_cast<std::size_t>(window)];
-  const PositionRange range = window_range(window, s.prompt_length, config_.window());
-  std::vector<std::int32_t> inactive;
-  for (int position = range.begin; position < range.end; ++position) {
-    if (!std::binary_search(active.begin(), active.end(), position)) inactive.push_back(position - range.begin);
-  }
-  const int count = static_cast<int>(inactive.size());
-  Bfloat16* states = s.windows[static_cast<std::size_t>(window)]->states.as<Bfloat16>();
-  const std::int32_t* rows = indices_.upload<std::int32_t>(inactive, stream_);
-  Bfloat16* again = inactive_rows_.reserve<Bfloat16>(static_cast<std::size_t>(count) * model_.hidden);
-  gather_rows(states, rows, again, count, model_.hidden, stream_);
-  rms_norm(again, weights_.norm.as<Bfloat16>(), again, count, model_.hidden, model_.rms_norm_eps, stream_);
-  scatter_rows(again, rows, states, count, model_.hidden, stream_);
-}
-
-void CudaRun::complete_window_loop(RequestState& s, int window, int loop) {
-  const PositionRange range = window_range(window, s.prompt_length, config_.window());
-  const bool last_loop = loop == config_.loops();
-  if (config_.q().enabled && config_.q().policy == EncodingPolicy::streaming && range.size() == config_.window()) {
-    // The block is made before its late streams are known: their sizes are the budgets.
-    std::array<std::uint32_t, kLoops> capacity;
-    capacity.fill(static_cast<std::uint32_t>(range.size()));
-    for (std::size_t late = 2; config_.selects_tokens() && late < kLoops; ++late) {
-      capacity[late] = std::min(capacity[late - 1], static_cast<std::uint32_t>(budget(config_.t().retention_bp[late], range.size())));
-    }
-    encode(s, range, loop, loop, capacity);
-    if (last_loop) {
-      s.encoded = range.end;
-      pending_releases_.emplace_back(&s, range);
-    }
-  }
-  if (!last_loop) return;
-  WindowState& state = *s.windows[static_cast<std::size_t>(window)];
-  if (range.end == s.prompt_length) {
-    const std::size_t row_bytes = static_cast<std::size_t>(model_.hidden) * sizeof(Bfloat16);
-    copy_on_device(decode_state(s), state.states.as<Bfloat16>() + static_cast<std::size_t>(range.size() - 1) * model_.hidden, row_bytes, stream_);
-    complete_prompt(s);
-  }
-  spare_windows_.push_back(std::move(state));
-  s.windows[static_cast<std::size_t>(window)].reset();
-  if (range.end == s.prompt_length) spare_windows_.clear();  // a request in decode holds one row; the next prompt brings its own windows
-}
 
 void CudaRun::complete_prompt(RequestState& s) {
   s.committed = s.prompt_length;
-  flush(s, frontier_rule(s, s.committed));
-  pending_emissions_.push_back({&s, s.prompt_length - 1});
+  flush(s, frontier_rule(s, s.verified()));
+  pending_emissions_.push_back({&s, s.prompt_length - 1, config_.loops()});
 }
 
-void CudaRun::complete_decode_loop(RequestState& s, int loop) {
-  record_states(s, decode_state(s), {s.row.position, s.row.position + 1}, loop);
+void CudaRun::complete_decode_loop(RequestState& s, const Part& part) {
+  const int loop = part.loop, position = s.row.position;
+  record_states(s, decode_state(s), {position, position + 1}, loop);
   if (references_ && loop == 2) {
     references_->mark_source_ready(s.row.reference, s.row.key);
     references_->mark_reusable(s.row.reference, s.row.key);
     if (options_.record.keys) {
-      const int count = budget(config_.s().key_fraction_bp, s.row.position + 1);
-      s.record.keys.back() = read_keys(kv_.shape(), references_->view(), s.row.reference, s.row.position, count, stream_);
+      const ReferenceView view = references_->view();
+      const std::size_t first = reference_index(kv_.shape(), s.row.reference, 0, 0);
+      const std::size_t heads = static_cast<std::size_t>(kv_.shape().layers) * static_cast<std::size_t>(kv_.shape().heads);
+      const std::uint64_t* masks = download(view.selected + first * view.mask_pages, heads * view.mask_pages);
+      const float* mass = download(view.mass + first, heads);
+      on_delivery([this, &s, position, masks, mass, pages = view.mask_pages] {
+        if (s.finished) return;
+        s.record.keys.resize(static_cast<std::size_t>(position - s.prompt_length) + 1);
+        s.record.keys.back() = read_keys(kv_.shape(), masks, static_cast<int>(pages), mass, position, budget(config_.s().key_fraction_bp, position + 1));
+      });
     }
   }
-  decide_last_loop(s, loop);
-  if (loop == s.row.last_loop) commit(s);
+  take_exit(s, part);
+  if (loop == s.row.last_loop) complete_row(s, loop);
 }
 
-// The exit rule's verdict after a loop: the last loop of the row as far as it is known.
-void CudaRun::decide_last_loop(RequestState& s, int loop) {
-  if (!has_exit_rule()) return;
-  const ExitRule& rule = config_.exit();
-  float* gate = gates_.reserve<float>(1);
-  exit_gate(decode_state(s), weights_.early_exit_gate.as<Bfloat16>(), weights_.early_exit_bias.as<Bfloat16>(), gate, 1, model_.hidden, stream_);
-  exit_step(gate, survival_.as<float>() + s.slot, verdicts_.as<ExitVerdict>() + s.slot, 1, loop, rule.threshold, rule.min_loops, stream_);
-  if (options_.tap != nullptr) tap_row("exit_gate", s, loop, -1, s.row.position, read(gate, 1));
-  const ExitVerdict verdict = read(verdicts_.as<ExitVerdict>() + s.slot, 1).front();
-  if (verdict == ExitVerdict::gate_not_finite) {
-    throw NumericError(s.name() + ", position " + std::to_string(s.row.position) + ", loop " + std::to_string(loop) + ": the exit gate is not finite");
+// What the exit rule decided after a loop: read at once where the next loop depends on it, else known to the device, and to the host later.
+void CudaRun::take_exit(RequestState& s, const Part& part) {
+  const int loop = part.loop, position = s.row.position;
+  if (!has_exit_rule()) {
+    on_delivery([this, &s, position, loop] { count_execution(s, position, loop); });
+    return;
   }
-  if (verdict == ExitVerdict::goes_on || s.row.depth_given) return;
-  const int decided = rule.mode == ExitMode::threshold ? loop : std::min(config_.loops(), loop + 1);
-  s.row.last_loop = std::min(s.row.last_loop, decided);  // the first decision stands
+  const auto report = [this, &s, position, loop](const ExitState& state) {
+    if (state.not_finite == loop) {
+      throw NumericError(s.name() + ", position " + std::to_string(position) + ", loop " + std::to_string(loop) + ": the exit gate is not finite");
+    }
+  };
+  const float* gate = download(gates_.as<float>() + part.first_row, 1);
+  const ExitState* state = download(exits_.as<ExitState>() + s.slot, 1);
+  if (!asynchronous()) {
+    stream_.synchronize();
+    ++counters_.host_reads;
+    report(*state);
+    s.row.last_loop = state->last_loop;
+  }
+  on_delivery([this, &s, position, loop, gate, state, report] {
+    const bool executed = loop <= state->last_loop;
+    if (executed) count_execution(s, position, loop);
+    if (!executed || s.finished) return;
+    report(*state);
+    tap_row("exit_gate", s, loop, -1, position, std::span<const float>(gate, 1));
+  });
 }
 
-// The row has executed all its loops: it is absent from deeper activity maps and so inherits; the tail may flush.
-void CudaRun::commit(RequestState& s) {
-  const int position = s.row.position, depth = s.row.last_loop;
-  for (int loop = depth + 1; loop <= config_.loops(); ++loop) record_states(s, decode_state(s), {position, position + 1}, loop);
-  s.record.exit_depths.push_back(static_cast<std::uint8_t>(depth));
+// The row has been issued through its last loop: it is absent from deeper activity maps and so inherits; the tail may flush.
+void CudaRun::complete_row(RequestState& s, int loop) {
+  const int position = s.row.position;
+  for (int deeper = loop + 1; deeper <= config_.loops(); ++deeper) record_states(s, decode_state(s), {position, position + 1}, deeper);
   if (references_) release_reference(s);
   s.row.committed = true;
   s.committed = position + 1;
-  ++s.record.fed;
-  flush(s, frontier_rule(s, s.committed));
-  pending_emissions_.push_back({&s, position});
+  flush(s, frontier_rule(s, s.verified()));
+  const bool device_knows = asynchronous() && has_exit_rule() && !s.row.depth_given;
+  pending_emissions_.push_back({&s, position, device_knows ? 0 : loop});
 }
 
 void CudaRun::release_reference(RequestState& s) {
@@ -198,16 +90,47 @@ void CudaRun::release_reference(RequestState& s) {
   }
 }
 
+void CudaRun::count_prefill(RequestState& s, const Part& part) {
+  const int window = part.window, loop = part.loop, first = part.first_rank, rows = part.rows;
+  on_delivery([this, &s, window, loop, first, rows] {
+    const int begin = window * config_.window();
+    const std::vector<std::int32_t>& active = s.active[static_cast<std::size_t>(loop - 1)][static_cast<std::size_t>(window)];
+    const bool selected = loop >= 3 && config_.selects_tokens();
+    if (s.finished) return;
+    for (int rank = first; rank < first + rows; ++rank) count_execution(s, selected ? active[static_cast<std::size_t>(rank)] : begin + rank, loop);
+  });
+}
+
+// When the result is read, in the order of issue: a decode row that is read after the end of the sequence was fed a token past it.
+void CudaRun::count_execution(RequestState& s, int position, int loop) {
+  if (s.finished && !s.stopped) return;
+  ++counters_.executed_rows;
+  if (s.stopped && position >= s.prompt_length) {
+    ++counters_.discarded_rows;
+    return;
+  }
+  std::uint8_t& times = s.record.executions[static_cast<std::size_t>(position) * kLoops + static_cast<std::size_t>(loop - 1)];
+  counters_.recomputed_rows += times != 0;
+  times = static_cast<std::uint8_t>(std::min(times + 1, 255));
+}
+
 // Nothing more will run for this request: its K/V goes to the record, then its memory is free for others.
 void CudaRun::finish_request(RequestState& s) {
   RequestRecord& record = s.record;
   const int length = s.prompt_length + record.fed;
-  kv_.upload();
+  flush(s, frontier_rule(s, length));
+  encode_pending();
+  kv_.upload(ticket_->arena);
   if (options_.record.kv) record.kv = read_planes(kv_, s.slot, length, s.encoded, config_.loops(), allocator_, stream_);
   if (options_.record.codec) record.blocks = read_blocks(kv_, s.slot, stream_);
   std::erase_if(record.blocks, [&](const CodecBlock& block) { return block.positions.begin >= s.encoded; });  // by a planted fault only
   if (s.previous_reference) references_->release(s.previous_reference->first, s.previous_reference->second);
   s.previous_reference.reset();
+  // A row past the end of the sequence may be on its way.
+  if (references_ && s.row.position >= 0 && !s.row.committed) references_->release(s.row.reference, s.row.key);
+  for (std::size_t late = 2; config_.selects_tokens() && late < kLoops; ++late) {
+    for (const auto& window : s.active[late]) record.active[late - 2].insert(record.active[late - 2].end(), window.begin(), window.end());
+  }
   for (auto& hidden : record.hidden) {
     if (hidden.empty()) continue;
     hidden.shape[0] = length;
@@ -217,12 +140,26 @@ void CudaRun::finish_request(RequestState& s) {
     record.gate.shape[0] = length;
     record.gate.data.resize(static_cast<std::size_t>(length) * kLoops);
   }
+  record.executions.resize(static_cast<std::size_t>(length) * kLoops);
   record.exit_depths.resize(record.tokens.size(), 0);
   if (options_.record.logits) record.logits.shape = {1 + record.fed, model_.vocab};
-  if (!options_.record.keys) record.keys.clear();
+  if (options_.record.keys) record.keys.resize(static_cast<std::size_t>(record.fed));
   kv_.close_request(s.slot);
   s.slot = -1;
   s.finished = true;
+}
+
+HeldResources CudaRun::held() const {
+  HeldResources held;
+  held.requests = kv_.live_requests();
+  held.pages = static_cast<std::int64_t>(kv_.pages_in_use());
+  held.blocks = static_cast<std::int64_t>(kv_.blocks_in_use());
+  held.references = references_ ? references_->in_use() : 0;
+  for (const RequestState& s : requests_) {
+    held.hidden_windows += std::count_if(s.windows.begin(), s.windows.end(), [](const auto& window) { return window.has_value(); });
+  }
+  held.tickets = static_cast<std::int64_t>(in_flight_.size());
+  return held;
 }
 
 }  // namespace loopgauge::optimized

@@ -33,12 +33,16 @@ ForwardPass::ForwardPass(const ForwardContext& context)
       logits_(*context.allocator, MemoryCategory::workspace),
       attention_workspace_(*context.allocator, MemoryCategory::workspace),
       attention_logits_(*context.allocator, MemoryCategory::workspace),
+      row_sources_(*context.allocator, MemoryCategory::workspace),
       rows_(*context.allocator, MemoryCategory::workspace),
       dense_rows_(*context.allocator, MemoryCategory::workspace),
       reference_rows_(*context.allocator, MemoryCategory::workspace),
       sparse_rows_(*context.allocator, MemoryCategory::workspace),
       positions_(*context.allocator, MemoryCategory::workspace),
       mask_positions_(*context.allocator, MemoryCategory::workspace),
+      tokens_(*context.allocator, MemoryCategory::workspace),
+      sources_of_states_(*context.allocator, MemoryCategory::workspace),
+      targets_of_states_(*context.allocator, MemoryCategory::workspace),
       tiles_(*context.allocator, MemoryCategory::workspace) {}
 
 Bfloat16* ForwardPass::input(int rows) {
@@ -56,36 +60,61 @@ Bfloat16* ForwardPass::input(int rows) {
   return stream_rows_.reserve<Bfloat16>(n * model.hidden);
 }
 
-void ForwardPass::upload(const RowBatch& batch) {
-  std::vector<std::int32_t> positions;
-  for (const QueryRow& row : batch.rows) positions.push_back(row.position);
-  rows_.upload<QueryRow>(batch.rows, context_.stream);
-  positions_.upload<std::int32_t>(positions, context_.stream);
-  if (!batch.mask_positions.empty()) mask_positions_.upload<std::int32_t>(batch.mask_positions, context_.stream);
+void ForwardPass::stage(const RowBatch& batch, PinnedArena& arena) {
+  const cudaStream_t stream = context_.stream;
+  arena_ = &arena;
+  const auto rows = static_cast<std::size_t>(batch.size()), decode_rows = static_cast<std::size_t>(batch.decode_rows);
+  row_sources_.upload<RowSource>(batch.rows, arena, stream);
+  rows_.reserve<QueryRow>(rows);
+  for (GrowableBuffer* numbers : {&positions_, &mask_positions_, &tokens_, &sources_of_states_, &targets_of_states_}) numbers->reserve<std::int32_t>(rows);
+  for (GrowableBuffer* kind : {&dense_rows_, &reference_rows_, &sparse_rows_}) kind->reserve<QueryRow>(decode_rows);
   const std::vector<PrefillTile> tiles = make_prefill_tiles(batch.segments);
   tile_count_ = static_cast<int>(tiles.size());
-  tiles_.upload<PrefillTile>(tiles, context_.stream);
+  tiles_.upload<PrefillTile>(tiles, arena, stream);
 
-  // Each kind of attention sees the decode rows in place; rows of another kind are padding to it.
-  dense_count_ = reference_count_ = sparse_count_ = max_length_ = 0;
-  std::vector<QueryRow> dense, reference, sparse;
-  for (int i = 0; i < batch.decode_rows; ++i) {
-    const QueryRow& row = batch.rows[static_cast<std::size_t>(i)];
-    QueryRow padding = row;
-    padding.request = -1;
-    const bool is_sparse = context_.sparse_decode && row.loop >= 3;
-    const bool is_reference = context_.sparse_decode && row.loop == 2;
-    dense.push_back(is_sparse || is_reference ? padding : row);
-    reference.push_back(is_reference ? row : padding);
-    sparse.push_back(is_sparse ? row : padding);
-    sparse_count_ += is_sparse;
-    reference_count_ += is_reference;
-    dense_count_ += !is_sparse && !is_reference;
+  kinds_ = {};
+  max_length_ = batch.decode_length;
+  for (std::size_t i = 0; i < decode_rows; ++i) {
+    const RowSource& row = batch.rows[i];
+    if (row.request < 0) continue;
+    kinds_.corrected |= context_.sparse_decode && row.loop >= 3;
+    kinds_.reference |= context_.sparse_decode && row.loop == 2;
+    kinds_.dense |= !context_.sparse_decode || row.loop == 1;
     max_length_ = std::max(max_length_, row.position + 1);
   }
-  if (dense_count_ > 0) dense_rows_.upload<QueryRow>(dense, context_.stream);
-  if (reference_count_ > 0) reference_rows_.upload<QueryRow>(reference, context_.stream);
-  if (sparse_count_ > 0) sparse_rows_.upload<QueryRow>(sparse, context_.stream);
+}
+
+void ForwardPass::prepare(const RowBatch& batch, const KvCache& kv, ExitState* exits, const std::int32_t* chosen_tokens) {
+  PrepareRowsArguments arguments;
+  arguments.kv = kv.view();
+  arguments.sources = row_sources_.as<RowSource>();
+  arguments.count = batch.size();
+  arguments.decode_rows = batch.decode_rows;
+  arguments.sparse_decode = context_.sparse_decode;
+  arguments.exits = exits;
+  arguments.chosen_tokens = chosen_tokens;
+  arguments.rows = rows_.as<QueryRow>();
+  arguments.positions = positions_.as<std::int32_t>();
+  arguments.mask_positions = context_.fault == Fault::contiguous_causal_mask ? mask_positions_.as<std::int32_t>() : nullptr;
+  arguments.tokens = tokens_.as<std::int32_t>();
+  arguments.sources_of_states = sources_of_states_.as<std::int32_t>();
+  arguments.targets_of_states = targets_of_states_.as<std::int32_t>();
+  // Each kind of attention sees the decode rows in place; rows of another kind are padding to it.
+  arguments.dense = dense_rows_.as<QueryRow>();
+  arguments.at_reference = reference_rows_.as<QueryRow>();
+  arguments.corrected = sparse_rows_.as<QueryRow>();
+  prepare_rows(arguments, context_.stream);
+}
+
+std::uint64_t ForwardPass::address_version() const {
+  std::uint64_t growths = 0;
+  for (const GrowableBuffer* buffer :
+       {&stream_rows_, &previous_, &output_, &normed_, &qkv_, &attended_, &projected_, &gate_up_, &activated_, &scores_, &attention_workspace_,
+        &attention_logits_, &row_sources_, &rows_, &dense_rows_, &reference_rows_, &sparse_rows_, &positions_, &tokens_, &sources_of_states_,
+        &targets_of_states_}) {
+    growths += buffer->growths();
+  }
+  return growths;
 }
 
 void ForwardPass::run(const RowBatch& batch, KvCache& kv, const ReferenceStore* references, std::uint64_t* numeric_fault, RowObserver* observer) {
@@ -94,7 +123,6 @@ void ForwardPass::run(const RowBatch& batch, KvCache& kv, const ReferenceStore* 
   const cudaStream_t stream = context_.stream;
   const int rows = batch.size();
   const float epsilon = model.rms_norm_eps;
-  upload(batch);
 
   Bfloat16* const x = stream_rows_.as<Bfloat16>();
   Bfloat16* const normed = normed_.as<Bfloat16>();
@@ -128,7 +156,8 @@ void ForwardPass::run(const RowBatch& batch, KvCache& kv, const ReferenceStore* 
                                          cudaMemcpyDeviceToDevice, stream));
   }
 
-  for (int layer = 0; layer < model.layers; ++layer) {
+  const int layers = batch.layers < 0 ? model.layers : std::min(batch.layers, model.layers);
+  for (int layer = 0; layer < layers; ++layer) {
     const DeviceLayerWeights& w = weights.layers[static_cast<std::size_t>(layer)];
     const bool swapped = context_.fault == Fault::swapped_norms;
     const DeviceBuffer& after_attention = swapped ? w.post_attention_layernorm : w.input_layernorm_2;
@@ -162,6 +191,7 @@ void ForwardPass::run(const RowBatch& batch, KvCache& kv, const ReferenceStore* 
     seen("linear.down_proj", layer, projected, model.hidden, model.hidden);
     add_normed(w.post_attention_layernorm_2, "rms_norm.post_attention_layernorm_2", "residual_add.mlp", layer);
   }
+  if (layers < model.layers) return;
 
   auto* output = output_.as<Bfloat16>();
   final_norm_update_score(x, weights.norm.as<Bfloat16>(), previous_.as<Bfloat16>(), output, batch.take_scores ? scores_.as<float>() : nullptr,
@@ -182,7 +212,7 @@ void ForwardPass::attention(const RowBatch& batch, int layer, KvCache& kv, const
     arguments.layer = layer;
     arguments.q = qkv_.as<Bfloat16>();
     arguments.q_row_stride = 3 * static_cast<std::int64_t>(width_);
-    arguments.positions = (batch.mask_positions.empty() ? positions_ : mask_positions_).as<std::int32_t>();
+    arguments.positions = (context_.fault == Fault::contiguous_causal_mask ? mask_positions_ : positions_).as<std::int32_t>();
     arguments.tiles = tiles_.as<PrefillTile>();
     arguments.tile_count = tile_count_;
     arguments.encoded_history = std::any_of(batch.segments.begin(), batch.segments.end(), [](const PrefillSegment& s) { return s.encoded_frontier > 0; });
@@ -197,7 +227,7 @@ void ForwardPass::decode_attention(const RowBatch& batch, int layer, KvCache& kv
   const cudaStream_t stream = context_.stream;
   const int rows = batch.decode_rows;
   const std::int64_t q_stride = 3 * static_cast<std::int64_t>(width_);
-  if (dense_count_ > 0) {
+  if (kinds_.dense) {
     AttentionDecodeArguments arguments;
     arguments.kv = kv.view();
     arguments.layer = layer;
@@ -247,11 +277,11 @@ void ForwardPass::decode_attention(const RowBatch& batch, int layer, KvCache& kv
     reference_contribution(arguments, stream);
   };
 
-  if (reference_count_ > 0) {
+  if (kinds_.reference) {
     capture_references(reference_rows_.as<QueryRow>(), attended_.as<Bfloat16>());
     if (observer != nullptr) observer->observe_references(layer);
   }
-  if (sparse_count_ > 0) {
+  if (kinds_.corrected) {
     SparseCorrectionArguments arguments;
     arguments.kv = kv.view();
     arguments.layer = layer;
@@ -275,7 +305,7 @@ void ForwardPass::decode_attention(const RowBatch& batch, int layer, KvCache& kv
 void ForwardPass::force_keys(const RowBatch& batch, int layer, const ReferenceStore& references) {
   const ReferenceView view = references.view();
   for (int i = 0; i < batch.decode_rows; ++i) {
-    const QueryRow& row = batch.rows[static_cast<std::size_t>(i)];
+    const RowSource& row = batch.rows[static_cast<std::size_t>(i)];
     const StepKeys* forced = batch.forced_keys[static_cast<std::size_t>(i)];
     if (forced == nullptr || row.reference < 0 || row.loop < 2) continue;
     const Tensor<std::int32_t>& keys = forced->layers.at(static_cast<std::size_t>(layer));
@@ -287,7 +317,7 @@ void ForwardPass::force_keys(const RowBatch& batch, int layer, const ReferenceSt
       }
     }
     std::uint64_t* target = view.selected + reference_index(shape_, row.reference, layer, 0) * view.mask_pages;
-    LOOPGAUGE_CUDA_CHECK(cudaMemcpyAsync(target, masks_.data(), masks_.size() * sizeof(std::uint64_t), cudaMemcpyHostToDevice, context_.stream));
+    copy_to_device<std::uint64_t>(target, masks_, *arena_, context_.stream);
   }
 }
 

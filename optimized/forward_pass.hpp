@@ -2,6 +2,7 @@
 // One loop of the shared layers for a batch of rows: the model, with no notion of a request's life.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <string_view>
 #include <vector>
@@ -13,19 +14,22 @@
 #include "optimized/kv/reference_store.hpp"
 #include "optimized/ops/attention_prefill.cuh"
 #include "optimized/ops/linear.cuh"
+#include "optimized/ops/prepare_rows.cuh"
 #include "optimized/runtime/growable_buffer.hpp"
 #include "optimized/runtime/stream.hpp"
 
 namespace loopgauge::optimized {
 
-// Rows that advance by one loop together: decode rows first, then the active rows of prefill segments.
+// Rows that advance by one loop together: decode rows first, then the active rows of prefill segments. Positions of rows that a selection
+// found are on the device only; how many there are is known.
 struct RowBatch {
-  std::vector<QueryRow> rows;
+  std::vector<RowSource> rows;
   int decode_rows = 0;
   std::vector<PrefillSegment> segments;                // cover rows [decode_rows, rows.size())
   std::vector<const StepKeys*> forced_keys;            // [decode_rows]: keys to take at loop 2 instead of selecting; null: select
-  std::vector<std::int32_t> mask_positions;            // positions that the causal mask of prefill uses; empty: the rows' own
   bool take_scores = false;                            // the final norm also scores the rows against their loop input
+  int decode_length = 0;                               // at least every decode row's position + 1; 0: no more than that
+  int layers = -1;                                     // the pass breaks off after so many; negative: it does not (a planned failure)
 
   int size() const { return static_cast<int>(rows.size()); }
 };
@@ -62,10 +66,31 @@ class ForwardPass {
  public:
   explicit ForwardPass(const ForwardContext& context);
 
-  // Room for `rows` rows of the residual stream; the caller fills them with the loop's input before run().
+  // Room for `rows` rows of the residual stream.
   Bfloat16* input(int rows);
+  // The three steps of a loop, in this order. stage() brings the batch's description to the device; nothing after it copies from the host
+  // (forced keys apart), so that prepare() and what follows can be captured once and replayed for every batch of the same extents.
+  void stage(const RowBatch& batch, PinnedArena& arena);
+  // What the rows are, as far as only the device knows: positions, tokens, rows that have ended. `exits` and `chosen_tokens` [slots].
+  // Afterwards the caller fills input() with the loop's input.
+  void prepare(const RowBatch& batch, const KvCache& kv, ExitState* exits, const std::int32_t* chosen_tokens);
   // Advances the rows by one loop. `references` may be null when S is off; `numeric_fault` is one device word.
   void run(const RowBatch& batch, KvCache& kv, const ReferenceStore* references, std::uint64_t* numeric_fault, RowObserver* observer);
+
+  // Of the batch that was prepared last, on the device: what prepare_rows says of the members of the same names.
+  const QueryRow* rows() { return rows_.as<QueryRow>(); }
+  const std::int32_t* tokens() { return tokens_.as<std::int32_t>(); }
+  const std::int32_t* sources_of_states() { return sources_of_states_.as<std::int32_t>(); }
+  const std::int32_t* targets_of_states() { return targets_of_states_.as<std::int32_t>(); }
+  // Kinds of attention among the staged decode rows; with the extents they decide which kernels run.
+  struct Kinds {
+    bool dense = false, reference = false, corrected = false;
+    auto operator<=>(const Kinds&) const = default;
+  };
+  Kinds kinds() const { return kinds_; }
+  int decode_length() const { return max_length_; }
+  // Changes whenever memory that a pass uses has moved.
+  std::uint64_t address_version() const;
 
   // Results of the last run, [rows, hidden] H[r] and [rows] scores; valid until the next input().
   const Bfloat16* output() { return output_.as<Bfloat16>(); }
@@ -80,7 +105,6 @@ class ForwardPass {
   void decode_attention(const RowBatch& batch, int layer, KvCache& kv, const ReferenceStore* references, std::uint64_t* numeric_fault,
                         RowObserver* observer);
   void force_keys(const RowBatch& batch, int layer, const ReferenceStore& references);
-  void upload(const RowBatch& batch);
 
   ForwardContext context_;
   int width_ = 0;                                      // heads * head_dim
@@ -89,10 +113,12 @@ class ForwardPass {
   GrowableBuffer stream_rows_, previous_, output_;     // residual stream, the loop's input, H[r]
   GrowableBuffer normed_, qkv_, attended_, projected_, gate_up_, activated_, scores_, logits_;
   GrowableBuffer attention_workspace_, attention_logits_;
-  GrowableBuffer rows_, dense_rows_, reference_rows_, sparse_rows_, positions_, mask_positions_, tiles_;
+  GrowableBuffer row_sources_, rows_, dense_rows_, reference_rows_, sparse_rows_, positions_, mask_positions_, tokens_, sources_of_states_,
+      targets_of_states_, tiles_;
 
-  // Decode rows of the current batch by kind of attention.
-  int dense_count_ = 0, reference_count_ = 0, sparse_count_ = 0, max_length_ = 0, tile_count_ = 0;
+  Kinds kinds_;                                        // of the staged batch
+  PinnedArena* arena_ = nullptr;                       // what the staged batch came through
+  int max_length_ = 0, tile_count_ = 0;
   std::vector<std::uint64_t> masks_;
 };
 

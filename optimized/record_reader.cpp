@@ -3,6 +3,7 @@
 
 #include <cuda_fp16.h>
 
+#include <algorithm>
 #include <bit>
 #include <string>
 
@@ -24,14 +25,13 @@ float half_to_float(std::uint16_t bits) {
   return __half2float(__half(raw));
 }
 
-// One (layer, stream, tensor) of a block whose payload and parameters lie in host memory.
+// The first `rows` compact rows of one (layer, stream, tensor) of a block whose payload and parameters lie in host memory.
 struct UnpackedTensor {
   Tensor<std::uint8_t> codes;
   Tensor<float> min, scale;
 };
 
-UnpackedTensor unpack(const KvShape& shape, const PageTableEntry& host, const ActivityMap& map, int layer, int stream, KvTensor tensor) {
-  const std::int64_t rows = map.rows[stream - 1];
+UnpackedTensor unpack(const KvShape& shape, const PageTableEntry& host, const ActivityMap& map, int layer, int stream, KvTensor tensor, std::int64_t rows) {
   const std::int64_t groups = (rows + kGroupSize - 1) / kGroupSize, halves = shape.head_dim / kGroupSize;
   UnpackedTensor result;
   result.codes = Tensor<std::uint8_t>({shape.heads, rows, shape.head_dim});
@@ -103,15 +103,17 @@ std::vector<CodecBlock> read_blocks(const KvCache& kv, int request, cudaStream_t
         const ActivityMap& page = kv.maps(request)[static_cast<std::size_t>(position / kPageTokens)];
         if ((page.active[loop - 1] >> (position % kPageTokens)) & 1u) codec.rows.push_back(position);
       }
-      if (codec.rows.size() != block.rows[static_cast<std::size_t>(loop - 1)]) {
+      // More are reserved where a block was sealed before the host knew its members.
+      if (codec.rows.size() > block.rows[static_cast<std::size_t>(loop - 1)]) {
         throw InternalError("block [" + std::to_string(block.positions.begin) + ", " + std::to_string(block.positions.end) + ") reserved " +
                             std::to_string(block.rows[static_cast<std::size_t>(loop - 1)]) + " rows of stream " + std::to_string(loop) + ", " +
                             std::to_string(codec.rows.size()) + " are active");
       }
       if (codec.rows.empty()) continue;
       for (int layer = 0; layer < shape.layers; ++layer) {
-        UnpackedTensor k = unpack(shape, host, map, layer, loop, KvTensor::k);
-        UnpackedTensor v = unpack(shape, host, map, layer, loop, KvTensor::v);
+        const auto rows = static_cast<std::int64_t>(codec.rows.size());
+        UnpackedTensor k = unpack(shape, host, map, layer, loop, KvTensor::k, rows);
+        UnpackedTensor v = unpack(shape, host, map, layer, loop, KvTensor::v, rows);
         codec.layers.push_back({std::move(k.codes), std::move(k.min), std::move(k.scale), std::move(v.codes), std::move(v.min), std::move(v.scale)});
       }
     }
@@ -119,19 +121,14 @@ std::vector<CodecBlock> read_blocks(const KvCache& kv, int request, cudaStream_t
   return result;
 }
 
-StepKeys read_keys(const KvShape& shape, const ReferenceView& view, int slot, int position, int count, cudaStream_t stream) {
-  const std::size_t heads = static_cast<std::size_t>(shape.layers) * shape.heads;
-  const std::size_t first = reference_index(shape, slot, 0, 0);
-  std::vector<std::uint64_t> masks(heads * view.mask_pages);
+StepKeys read_keys(const KvShape& shape, const std::uint64_t* masks, int mask_pages, const float* mass, int position, int count) {
   StepKeys step;
   step.mass = Tensor<float>({shape.layers, shape.heads});
-  copy_to_host(masks.data(), view.selected + first * view.mask_pages, masks.size(), stream);
-  copy_to_host(step.mass.data.data(), view.mass + first, heads, stream);
-  LOOPGAUGE_CUDA_CHECK(cudaStreamSynchronize(stream));
+  std::copy_n(mass, step.mass.data.size(), step.mass.data.begin());
   for (int layer = 0; layer < shape.layers; ++layer) {
     Tensor<std::int32_t> keys({shape.heads, count});
     for (int head = 0; head < shape.heads; ++head) {
-      const std::uint64_t* row = masks.data() + (static_cast<std::size_t>(layer) * shape.heads + head) * view.mask_pages;
+      const std::uint64_t* row = masks + (static_cast<std::size_t>(layer) * shape.heads + head) * static_cast<std::size_t>(mask_pages);
       std::size_t found = 0;
       auto out = keys.row(head);
       for (int page = 0; page < page_count(position + 1); ++page) {

@@ -20,7 +20,8 @@ std::vector<KvPlane> read_planes(const KvCache& kv, int request, int length, int
 // The sealed blocks, unpacked to one code per byte.
 std::vector<CodecBlock> read_blocks(const KvCache& kv, int request, cudaStream_t stream);
 
-// Selected keys and m of one reference slot for a query at `position` that selected `count` keys a head.
-StepKeys read_keys(const KvShape& shape, const ReferenceView& view, int slot, int position, int count, cudaStream_t stream);
+// Selected keys and m of one query at `position` that selected `count` keys a head, from a host copy of its reference slot: masks
+// [layers][heads][mask_pages], mass [layers][heads].
+StepKeys read_keys(const KvShape& shape, const std::uint64_t* masks, int mask_pages, const float* mass, int position, int count);
 
 }  // namespace loopgauge::optimized

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Everything the CUDA runtime keeps of one request between submissions.
+// Everything the CUDA runtime keeps of one request between submissions. What is issued runs ahead of what has been read: `committed`, `encoded`
+// and `row` say what has been issued, the record holds what has been read.
 #pragma once
 
 #include <array>
@@ -20,15 +21,16 @@ namespace loopgauge::optimized {
 struct WindowState {
   DeviceBuffer states;                                   // [window, hidden] BF16: H of the last completed loop, inherited where not executed
   DeviceBuffer scores;                                   // [2][window] FP32, loops 3 and 4: of the previous loop's active rows, compact
+  DeviceBuffer positions;                                // [3][window] int32: all of the window, what loop 3 and what loop 4 selected; ascending
   std::array<int, 2> scored{};                           // rows scored so far
 };
 
 // The decode row that is on its way through the loops.
 struct DecodeRow {
   int position = -1;
-  int last_loop = kLoops;                                // lowered when the exit rule decides
+  int last_loop = kLoops;                                // lowered when the host learns what the exit rule has decided
   bool depth_given = false;                              // last_loop comes from the decisions that are replayed
-  bool committed = false;
+  bool committed = false;                                // all its loops are issued
   int reference = -1;                                    // slot of the attention reference state; negative: none
   ReferenceStore::Key key;
 };
@@ -40,19 +42,25 @@ struct RequestState {
   int capacity = 0;                                      // prompt plus every token that may be forwarded
   int slot = -1;                                         // of the K/V cache, and row of the run's decode arrays; negative: not open
   std::uint64_t generation = 0;
-  std::array<std::vector<std::vector<std::int32_t>>, kLoops> active;  // per loop and window: ascending positions that execute the loop
+  // Loops 3 and 4, per window: positions that the selection found, once they have been read; empty before.
+  std::array<std::vector<std::vector<std::int32_t>>, kLoops> active;
   std::vector<std::optional<WindowState>> windows;       // between the first and the last loop of the window
-  int committed = 0;
+  int committed = 0;                                     // positions that have been issued through their last loop; 0 before the prompt is complete
   int encoded = 0;                                       // encoded frontier reached so far
   int encoded_ahead = 0;                                 // end of what a planted fault has encoded beyond it
   std::uint64_t incarnations = 0;
-  bool stopped = false;                                  // EOS was emitted
-  bool finished = false;                                 // harvested and closed
+  bool stopped = false;                                  // EOS was emitted and has been read
+  bool finished = false;                                 // nothing more runs, what has not been read is dropped, nothing is held
   DecodeRow row;
   std::optional<std::pair<int, ReferenceStore::Key>> previous_reference;  // kept by a planted fault
-  RequestRecord record;                                  // filled as the run proceeds
+  RequestRecord record;                                  // filled as results are read
 
   int fed_limit() const { return capacity - prompt_length; }
+  // Positions that belong to the result whatever has not been read yet: the token fed to each is known.
+  int verified() const {
+    const int known = prompt_length + static_cast<int>(record.tokens.size());
+    return committed < known ? committed : known;
+  }
   std::string name() const { return "request " + std::to_string(index); }
 };
 

@@ -191,6 +191,18 @@ class StepBench {
     std::array<double, kLoops> stream_rows{};            // rows of one request that executed each loop, current row excluded
   };
 
+  static RowSource row_source(const QueryRow& row) {
+    RowSource source;
+    source.request = row.request;
+    source.position = row.position;
+    source.loop = row.loop;
+    source.encoded_frontier = row.encoded_frontier;
+    source.reference = row.reference;
+    source.token = 0;
+    source.origin = row.position;
+    return source;
+  }
+
   // K/V of `batch` requests with `context` positions each: random BF16 pages, encoded window by window where the setting asks for it.
   void fill_cache(State& state, int context, int batch) {
     const bool quantized = state.config.kv_residual_quantization.enabled;
@@ -277,11 +289,16 @@ class StepBench {
       RowBatch& rows = batches[static_cast<std::size_t>(loop - 1)];
       rows.decode_rows = batch;
       rows.forced_keys.assign(static_cast<std::size_t>(batch), nullptr);
-      for (int i = 0; i < batch; ++i) rows.rows.push_back({state.slots[static_cast<std::size_t>(i)], context, loop, state.encoded, sparse ? i : -1});
+      for (int i = 0; i < batch; ++i) rows.rows.push_back(row_source({state.slots[static_cast<std::size_t>(i)], context, loop, state.encoded, sparse ? i : -1}));
     }
+    DeviceBuffer exits = allocator_.allocate_array<ExitState>(MemoryCategory::workspace, kMaxRequests);
+    PinnedArena arena;
     const Timing timing = timed(options_.repeats, [&] {
+      arena.reset();  // every repetition stages the same bytes in the same places
       for (int loop = 1; loop <= kLoops; ++loop) {
         Bfloat16* input = forward.input(batch);
+        forward.stage(batches[static_cast<std::size_t>(loop - 1)], arena);
+        forward.prepare(batches[static_cast<std::size_t>(loop - 1)], *state.kv, exits.as<ExitState>(), nullptr);
         if (loop == 1) fill_random(input, static_cast<std::size_t>(batch) * model_.hidden, 7, 1.0f, stream_);
         else LOOPGAUGE_CUDA_CHECK(cudaMemcpyAsync(input, forward.output(), row_bytes, cudaMemcpyDeviceToDevice, stream_));
         forward.run(batches[static_cast<std::size_t>(loop - 1)], *state.kv, state.references ? &*state.references : nullptr, fault.as<std::uint64_t>(), nullptr);
@@ -419,7 +436,7 @@ class StepBench {
         kv.set_active(slot, loop, rows);
         RowBatch& batch = batches.emplace_back();
         for (const std::int32_t position : rows) {
-          batch.rows.push_back({slot, position, loop, 0, -1});
+          batch.rows.push_back(row_source({slot, position, loop, 0, -1}));
           flops += 4.0 * model_.layers * model_.projection_width() * (position + 1);
         }
         batch.segments.push_back({slot, loop, 0, 0, static_cast<std::int32_t>(rows.size())});
@@ -429,9 +446,14 @@ class StepBench {
     }
     kv.upload();
     DeviceBuffer fault = allocator_.allocate(MemoryCategory::workspace, sizeof(std::uint64_t));
+    PinnedArena arena;
     const Timing timing = timed(3, [&] {
+      arena.reset();  // every repetition stages the same bytes in the same places
       for (const RowBatch& batch : batches) {
-        fill_random(forward.input(batch.size()), static_cast<std::size_t>(batch.size()) * model_.hidden, 7, 1.0f, stream_);
+        Bfloat16* input = forward.input(batch.size());
+        forward.stage(batch, arena);
+        forward.prepare(batch, kv, nullptr, nullptr);
+        fill_random(input, static_cast<std::size_t>(batch.size()) * model_.hidden, 7, 1.0f, stream_);
         forward.run(batch, kv, nullptr, fault.as<std::uint64_t>(), nullptr);
       }
     });

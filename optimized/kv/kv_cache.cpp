@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "models/error.hpp"
+#include "optimized/kv/activity_maps.cuh"
 #include "optimized/runtime/cuda_check.hpp"
 
 namespace loopgauge::optimized {
@@ -78,6 +79,7 @@ int KvCache::open_request(int max_positions) {
   fresh.pages.assign(count, PageTableEntry{});
   fresh.maps.assign(count, ActivityMap{});
   fresh.handles.resize(count);
+  fresh.map_flags.assign(count, kReplaceActivity);
   fresh.dirty_end = static_cast<int>(count);
   *slot = std::move(fresh);
   const auto index = static_cast<std::size_t>(slot - requests_.begin());
@@ -197,6 +199,33 @@ void KvCache::set_active(int request, int loop, std::span<const std::int32_t> po
   }
 }
 
+void KvCache::note_active(int request, int loop, std::span<const std::int32_t> positions) {
+  Request& slot = live(request);
+  check_loop(loop, "note_active");
+  for (const std::int32_t position : positions) {
+    check_position(slot, position, "note_active");
+    slot.maps[static_cast<std::size_t>(position / kPageTokens)].active[loop - 1] |= std::uint64_t{1} << (position % kPageTokens);
+  }
+}
+
+void KvCache::note_active(int request, int loop, PositionRange positions) {
+  Request& slot = live(request);
+  check_loop(loop, "note_active");
+  check_range(slot, positions, "note_active");
+  for (int page = positions.begin / kPageTokens; page < page_count(positions.end); ++page) {
+    slot.maps[static_cast<std::size_t>(page)].active[loop - 1] |= page_mask(page, positions.begin, positions.end);
+  }
+}
+
+void KvCache::release_unused(int request, int loop, PositionRange positions) {
+  Request& slot = live(request);
+  check_loop(loop, "release_unused");
+  for (int page = positions.begin / kPageTokens; page < page_count(positions.end); ++page) {
+    const auto index = static_cast<std::size_t>(page);
+    if (slot.handles[index][static_cast<std::size_t>(loop - 1)] && slot.maps[index].active[loop - 1] == 0) set_page(slot, loop, page, nullptr);
+  }
+}
+
 void KvCache::truncate(int request, int position) {
   Request& slot = live(request);
   if (position < 0) throw InternalError("K/V cache, truncate: negative position " + std::to_string(position));
@@ -208,6 +237,7 @@ void KvCache::truncate(int request, int position) {
   }
   for (int page = position / kPageTokens; page < static_cast<int>(slot.maps.size()); ++page) {
     for (std::uint64_t& mask : slot.maps[static_cast<std::size_t>(page)].active) mask &= page_mask(page, 0, position);
+    slot.map_flags[static_cast<std::size_t>(page)] |= kReplaceActivity;
     mark_dirty(slot, page, page + 1);
   }
 }
@@ -268,6 +298,7 @@ void KvCache::adopt(int request, const KvExtent& extent) {
   for (std::size_t i = 0; i < extent.maps.size(); ++i) {
     const int page = page_begin + static_cast<int>(i);
     slot.maps[static_cast<std::size_t>(page)] = extent.maps[i];
+    slot.map_flags[static_cast<std::size_t>(page)] = kReplaceActivity;
     for (int loop = 1; loop <= kLoops; ++loop) set_page(slot, loop, page, extent.pages[i][static_cast<std::size_t>(loop - 1)]);
   }
   for (const BlockHandle& block : extent.blocks) enter_block(slot, slot.blocks.emplace_back(block));
@@ -318,7 +349,7 @@ SealedBlock& KvCache::block_of(Request& slot, PositionRange positions, const std
 }
 
 EncodeTask KvCache::prepare_encode(int request, PositionRange positions, int loop_first, int loop_last,
-                                   const std::array<std::uint32_t, kLoops>& capacity) {
+                                   const std::array<std::uint32_t, kLoops>& capacity, bool members_known) {
   Request& slot = live(request);
   check_loop(loop_first, "prepare_encode");
   check_loop(loop_last, "prepare_encode");
@@ -338,6 +369,7 @@ EncodeTask KvCache::prepare_encode(int request, PositionRange positions, int loo
                           ", " + std::to_string(rank) + " are active");
     }
   }
+  for (int page = page_begin; page < page_end && !members_known; ++page) slot.map_flags[static_cast<std::size_t>(page)] |= kKeepRanks;
   mark_dirty(slot, page_begin, page_end);
   return {request, positions.begin, positions.end, loop_first, loop_last};
 }
@@ -352,21 +384,36 @@ void KvCache::release_planes(int request, int loop, PositionRange positions) {
 }
 
 void KvCache::upload() {
+  PinnedArena arena;
+  upload(arena);
+  LOOPGAUGE_CUDA_CHECK(cudaStreamSynchronize(stream_));
+}
+
+void KvCache::upload(PinnedArena& arena) {
   for (Request& slot : requests_) {
     if (slot.dirty_begin >= slot.dirty_end) continue;
     const auto begin = static_cast<std::size_t>(slot.dirty_begin);
     const auto count = static_cast<std::size_t>(slot.dirty_end - slot.dirty_begin);
-    // The sources are pageable: the copies have been staged when the calls return, so the mirrors may change at once.
-    LOOPGAUGE_CUDA_CHECK(cudaMemcpyAsync(slot.device_pages.as<PageTableEntry>() + begin, slot.pages.data() + begin,
-                                         count * sizeof(PageTableEntry), cudaMemcpyHostToDevice, stream_));
-    LOOPGAUGE_CUDA_CHECK(cudaMemcpyAsync(slot.device_maps.as<ActivityMap>() + begin, slot.maps.data() + begin, count * sizeof(ActivityMap),
-                                         cudaMemcpyHostToDevice, stream_));
+    copy_to_device(slot.device_pages.as<PageTableEntry>() + begin, std::span<const PageTableEntry>(slot.pages).subspan(begin, count), arena, stream_);
+    const std::span<std::uint8_t> flags = std::span(slot.map_flags).subspan(begin, count);
+    merge_activity_maps(slot.device_maps.as<ActivityMap>() + begin, arena.stage(std::span<const ActivityMap>(slot.maps).subspan(begin, count)),
+                        arena.stage<std::uint8_t>(flags), static_cast<int>(count), stream_);
+    for (std::uint8_t& flag : flags) flag &= static_cast<std::uint8_t>(~kReplaceActivity);
     slot.dirty_begin = slot.dirty_end = 0;
   }
   if (tables_dirty_) {
-    LOOPGAUGE_CUDA_CHECK(cudaMemcpyAsync(device_tables_.data(), tables_.data(), sizeof(tables_), cudaMemcpyHostToDevice, stream_));
+    copy_to_device<RequestTable>(device_tables_.as<RequestTable>(), tables_, arena, stream_);
     tables_dirty_ = false;
   }
+}
+
+void KvCache::read_maps(int request) {
+  Request& slot = live(request);
+  if (slot.dirty_begin < slot.dirty_end) throw InternalError("K/V cache, read_maps: changes have not been uploaded");
+  LOOPGAUGE_CUDA_CHECK(
+      cudaMemcpyAsync(slot.maps.data(), slot.device_maps.data(), slot.maps.size() * sizeof(ActivityMap), cudaMemcpyDeviceToHost, stream_));
+  LOOPGAUGE_CUDA_CHECK(cudaStreamSynchronize(stream_));
+  std::fill(slot.map_flags.begin(), slot.map_flags.end(), std::uint8_t{0});
 }
 
 KvView KvCache::view() const { return {shape_, device_tables_.as<RequestTable>()}; }

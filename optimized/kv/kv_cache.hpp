@@ -14,6 +14,7 @@
 #include "optimized/kv/kv_layout.hpp"
 #include "optimized/kv/kv_storage.hpp"
 #include "optimized/runtime/device_allocator.hpp"
+#include "optimized/runtime/pinned_arena.hpp"
 
 namespace loopgauge::optimized {
 
@@ -101,6 +102,11 @@ class KvCache {
   // Rows that execute `loop` (1..4). Call before attention of that loop; idempotent. At loop 1 this makes the rows exist.
   void set_active(int request, int loop, PositionRange positions);
   void set_active(int request, int loop, std::span<const std::int32_t> positions);
+  // The same for rows whose bits a kernel sets on the device: the host's copy follows.
+  void note_active(int request, int loop, PositionRange positions);
+  void note_active(int request, int loop, std::span<const std::int32_t> positions);
+  // Pages of plane `loop` without an active row go back to the free list: they were reserved before the rows were known.
+  void release_unused(int request, int loop, PositionRange positions);
   // Positions >= `position` become invalid in every plane (their masks are cleared; pages stay). None of them may be encoded.
   void truncate(int request, int position);
   // Back to a frontier below which everything is complete: rows from `position` on do not exist any more, in no representation. Blocks that
@@ -114,15 +120,19 @@ class KvCache {
 
   // Makes (or finds) the block of exactly `positions` and the ranks of streams loop_first..loop_last from the masks as they are now.
   // `capacity`: rows reserved for each stream when the block is made; 0 = the count that the masks give (streams not yet known need it).
+  // Without `members_known` the masks lack rows that only the device knows, and rank_rows() must count the ranks before the encoder runs.
   EncodeTask prepare_encode(int request, PositionRange positions, int loop_first, int loop_last,
-                            const std::array<std::uint32_t, kLoops>& capacity = {});
+                            const std::array<std::uint32_t, kLoops>& capacity = {}, bool members_known = true);
   // Returns to the free list the BF16 pages of plane `loop` whose 64 positions all lie in `positions`.
   void release_planes(int request, int loop, PositionRange positions);
   // Gives the free list back to the allocator (waits for the device), down to `keep` pages.
   void trim(std::size_t keep = 0) { storage_.trim(keep); }
 
   // Copies the changed table entries to the device, ordered on the stream. Call after changes and before the kernels that read them.
-  void upload();
+  void upload(PinnedArena& arena);
+  void upload();  // waits for the device
+  // The other way: the host's copy of the request's maps is what the device has. Waits for the device.
+  void read_maps(int request);
   KvView view() const;
 
   // Host mirrors, for dumps, accounting and tests.
@@ -146,6 +156,7 @@ class KvCache {
     std::vector<ActivityMap> maps;
     std::vector<std::array<PageHandle, kLoops>> handles;  // of pages[].bf16
     std::vector<BlockHandle> blocks;
+    std::vector<std::uint8_t> map_flags;                  // of maps: kReplaceActivity, kKeepRanks
     DeviceBuffer device_pages, device_maps;
     int dirty_begin = 0, dirty_end = 0;  // pages to upload
   };

@@ -8,8 +8,10 @@ namespace {
 
 template <bool kScatter>
 __global__ void move_rows_kernel(const uint4* __restrict__ source, const std::int32_t* __restrict__ indices, uint4* __restrict__ target, int chunks) {
+  const std::int32_t index = indices[blockIdx.x];
+  if (index < 0) return;
   const std::size_t compact = static_cast<std::size_t>(blockIdx.x) * chunks;
-  const std::size_t spread = static_cast<std::size_t>(indices[blockIdx.x]) * chunks;
+  const std::size_t spread = static_cast<std::size_t>(index) * chunks;
   const std::size_t from = kScatter ? compact : spread;
   const std::size_t to = kScatter ? spread : compact;
   for (int i = threadIdx.x; i < chunks; i += blockDim.x) target[to + i] = source[from + i];

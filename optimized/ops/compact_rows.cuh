@@ -10,7 +10,8 @@
 namespace loopgauge::optimized {
 
 // Specification clause and reference counterpart: S-TSEL-6, S-TSEL-7; run_rows and store_row of reference/reference_executor.
-// Shapes and layouts: source, target [*, hidden] BF16; indices [rows] int32 on the device, row numbers in the larger array.
+// Shapes and layouts: source, target [*, hidden] BF16; indices [rows] int32 on the device, row numbers in the larger array;
+//   a negative one leaves its target row alone.
 //   gather_rows:  target[i] = source[indices[i]];   scatter_rows: target[indices[i]] = source[i].
 // Requires: hidden % 8 == 0; 16-byte aligned rows; scatter indices are distinct.
 // Numerics: bit-exact copies.

@@ -8,7 +8,9 @@ namespace {
 
 __global__ void embedding_kernel(const std::int32_t* __restrict__ tokens, const uint4* __restrict__ table, uint4* __restrict__ output,
                                  int chunks) {
-  const std::size_t source = static_cast<std::size_t>(tokens[blockIdx.x]) * chunks;
+  const std::int32_t token = tokens[blockIdx.x];
+  if (token < 0) return;
+  const std::size_t source = static_cast<std::size_t>(token) * chunks;
   const std::size_t target = static_cast<std::size_t>(blockIdx.x) * chunks;
   for (int i = threadIdx.x; i < chunks; i += blockDim.x) output[target + i] = table[source + i];
 }

@@ -11,7 +11,7 @@ namespace loopgauge::optimized {
 
 // Specification clause and reference counterpart: S-EMB-1; reference/ops/embedding.
 // Shapes and layouts: tokens [rows] int32 on the device; table [vocab, hidden] BF16; output [rows, hidden] BF16.
-// Requires: 0 <= tokens[i] < vocab (checked by trace validation and by argmax); hidden % 8 == 0; 16-byte aligned rows.
+// Requires: tokens[i] < vocab (checked by trace validation and by argmax), a negative one leaves its output row alone; hidden % 8 == 0; 16-byte aligned rows.
 // Numerics: bit-exact copy.
 // Determinism: element-wise.
 // Launch: one block of 128 threads a row.

@@ -7,20 +7,25 @@
 namespace loopgauge::optimized {
 namespace {
 
-__global__ void exit_step_kernel(const float* gates, float* survival, ExitVerdict* verdicts, int rows, int loop, float threshold, int min_loops) {
-  const int row = blockIdx.x * blockDim.x + threadIdx.x;
-  if (row >= rows) return;
-  const float left = __fmul_rn(survival[row], __fsub_rn(1.0f, sigmoid_binary32(gates[row])));
-  survival[row] = left;
-  const bool fires = loop >= min_loops && threshold < 1.0f && __fsub_rn(1.0f, left) >= threshold;
-  verdicts[row] = !isfinite(gates[row]) ? ExitVerdict::gate_not_finite : fires ? ExitVerdict::fires : ExitVerdict::goes_on;
+__global__ void exit_step_kernel(const float* gates, const QueryRow* rows, ExitState* exits, int count, float threshold, int min_loops, int delay) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= count || rows[i].request < 0) return;
+  const int loop = rows[i].loop;
+  ExitState& state = exits[rows[i].request];
+  if (!isfinite(gates[i])) {
+    if (state.not_finite == 0) state.not_finite = loop;
+    return;
+  }
+  state.survival = __fmul_rn(state.survival, __fsub_rn(1.0f, sigmoid_binary32(gates[i])));
+  const bool fires = loop >= min_loops && threshold < 1.0f && __fsub_rn(1.0f, state.survival) >= threshold;
+  if (fires && state.gate_decides != 0) state.last_loop = min(state.last_loop, loop + delay);
 }
 
 }  // namespace
 
-void exit_step(const float* gates, float* survival, ExitVerdict* verdicts, int rows, int loop, float threshold, int min_loops, cudaStream_t stream) {
-  if (rows == 0) return;
-  exit_step_kernel<<<(rows + 127) / 128, 128, 0, stream>>>(gates, survival, verdicts, rows, loop, threshold, min_loops);
+void exit_step(const float* gates, const QueryRow* rows, ExitState* exits, int count, float threshold, int min_loops, int delay, cudaStream_t stream) {
+  if (count == 0) return;
+  exit_step_kernel<<<(count + 127) / 128, 128, 0, stream>>>(gates, rows, exits, count, threshold, min_loops, delay);
   LOOPGAUGE_CUDA_CHECK_LAUNCH("exit_step");
 }
 

@@ -46,7 +46,18 @@ __global__ void __launch_bounds__(kThreads) head_argmax_kernel(const float* __re
   }
 }
 
+__global__ void keep_tokens_kernel(const HeadChoice* choices, const std::int32_t* slots, std::int32_t* tokens, int rows) {
+  const int row = blockIdx.x * blockDim.x + threadIdx.x;
+  if (row < rows && slots[row] >= 0) tokens[slots[row]] = choices[row].token;
+}
+
 }  // namespace
+
+void keep_tokens(const HeadChoice* choices, const std::int32_t* slots, std::int32_t* tokens, int rows, cudaStream_t stream) {
+  if (rows == 0) return;
+  keep_tokens_kernel<<<(rows + 127) / 128, 128, 0, stream>>>(choices, slots, tokens, rows);
+  LOOPGAUGE_CUDA_CHECK_LAUNCH("keep_tokens");
+}
 
 void head_argmax(const float* logits, HeadChoice* choices, int rows, int vocab, cudaStream_t stream) {
   if (rows == 0) return;

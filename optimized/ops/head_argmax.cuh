@@ -21,4 +21,8 @@ struct HeadChoice {
 // Traffic: reads the logits once.
 void head_argmax(const float* logits, HeadChoice* choices, int rows, int vocab, cudaStream_t stream);
 
+// tokens[slots[row]] = choices[row].token for slots >= 0 (S-ASYNC-2: the token is fed to its successor where it was computed). `slots` [rows]
+// on the device, distinct.
+void keep_tokens(const HeadChoice* choices, const std::int32_t* slots, std::int32_t* tokens, int rows, cudaStream_t stream);
+
 }  // namespace loopgauge::optimized

@@ -17,8 +17,9 @@ namespace loopgauge::test {
 namespace {
 
 using optimized::Bfloat16;
-using optimized::ExitVerdict;
+using optimized::ExitState;
 using optimized::HeadChoice;
+using optimized::QueryRow;
 using reference::Declared;
 
 class DecisionsTest : public DeviceTest {
@@ -83,26 +84,38 @@ TEST_F(DecisionsTest, ExitGateHasTheReferenceBits) {
   }
 }
 
+// Row i stands for slot rows - 1 - i; every third row has its depth given, every seventh is padding.
 TEST_F(DecisionsTest, ExitStepFollowsTheReferenceHazard) {
   std::mt19937 generator(8);
-  const int rows = 300;
+  const int rows = 60;
   for (const float threshold : {0.0f, 0.5f, 0.9f, 1.0f}) {
     for (const int min_loops : {1, 3}) {
-      const ExitRule rule{ExitMode::threshold, threshold, min_loops};
-      std::vector<reference::ExitHazard<Declared>> hazards(rows);
-      auto survival = upload(std::vector<float>(rows, 1.0f));
-      for (int loop = 1; loop <= kLoops; ++loop) {
-        std::vector<float> gates(rows);
-        for (auto& gate : gates) gate = std::normal_distribution<float>(0.0f, 4.0f)(generator);
-        std::vector<ExitVerdict> expected;
-        for (int row = 0; row < rows; ++row) {
-          const bool fires = hazards[static_cast<std::size_t>(row)].fires(rule, loop, gates[static_cast<std::size_t>(row)]);
-          expected.push_back(fires ? ExitVerdict::fires : ExitVerdict::goes_on);
+      for (const int delay : {0, 1}) {
+        const ExitRule rule{ExitMode::threshold, threshold, min_loops};
+        std::vector<reference::ExitHazard<Declared>> hazards(rows);
+        std::vector<ExitState> states(rows, {1.0f, kLoops, 1, 0});
+        for (int row = 0; row < rows; row += 3) states[static_cast<std::size_t>(rows - 1 - row)].gate_decides = 0;
+        auto exits = upload(states);
+        std::vector<int> expected(rows, kLoops);
+        for (int loop = 1; loop <= kLoops; ++loop) {
+          std::vector<float> gates(rows);
+          std::vector<QueryRow> queries;
+          for (int row = 0; row < rows; ++row) {
+            float& gate = gates[static_cast<std::size_t>(row)];
+            gate = std::normal_distribution<float>(0.0f, 4.0f)(generator);
+            const bool padding = row % 7 == 6;
+            queries.push_back({padding ? -1 : rows - 1 - row, 0, loop, 0, -1});
+            if (padding) continue;
+            const bool fires = hazards[static_cast<std::size_t>(row)].fires(rule, loop, gate);
+            int& last = expected[static_cast<std::size_t>(rows - 1 - row)];
+            if (fires && row % 3 != 0) last = std::min(last, loop + delay);
+          }
+          const auto g = upload(gates), q = upload(queries);
+          optimized::exit_step(g.as<float>(), q.as<QueryRow>(), exits.as<ExitState>(), rows, threshold, min_loops, delay, *stream_);
+          std::vector<int> found;
+          for (const ExitState& state : download<ExitState>(exits, rows)) found.push_back(state.last_loop);
+          EXPECT_EQ(expected, found) << "threshold " << threshold << ", loop " << loop << ", delay " << delay;
         }
-        const auto g = upload(gates);
-        auto verdicts = poisoned<ExitVerdict>(rows);
-        optimized::exit_step(g.as<float>(), survival.as<float>(), verdicts.as<ExitVerdict>(), rows, loop, threshold, min_loops, *stream_);
-        EXPECT_EQ(expected, download<ExitVerdict>(verdicts, rows)) << "threshold " << threshold << ", loop " << loop;
       }
     }
   }
@@ -110,11 +123,12 @@ TEST_F(DecisionsTest, ExitStepFollowsTheReferenceHazard) {
 
 TEST_F(DecisionsTest, AGateThatIsNotFiniteIsReported) {
   const auto gates = upload(std::vector<float>{0.0f, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()});
-  auto survival = upload(std::vector<float>(3, 1.0f));
-  auto verdicts = poisoned<ExitVerdict>(3);
-  optimized::exit_step(gates.as<float>(), survival.as<float>(), verdicts.as<ExitVerdict>(), 3, 1, 0.9f, 1, *stream_);
-  EXPECT_EQ(download<ExitVerdict>(verdicts, 3),
-            (std::vector<ExitVerdict>{ExitVerdict::goes_on, ExitVerdict::gate_not_finite, ExitVerdict::gate_not_finite}));
+  auto exits = upload(std::vector<ExitState>(3, {1.0f, kLoops, 1, 0}));
+  const auto rows = upload(std::vector<QueryRow>{{0, 0, 2, 0, -1}, {1, 0, 3, 0, -1}, {2, 0, 2, 0, -1}});
+  optimized::exit_step(gates.as<float>(), rows.as<QueryRow>(), exits.as<ExitState>(), 3, 0.9f, 1, 0, *stream_);
+  std::vector<int> found;
+  for (const ExitState& state : download<ExitState>(exits, 3)) found.push_back(state.not_finite);
+  EXPECT_EQ(found, (std::vector<int>{0, 3, 2}));
 }
 
 TEST_F(DecisionsTest, GreedyTokenIsTheLowestIdOfTheHighestLogit) {

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// Submissions in flight: what they take along, and the reading of their results.
+#include <utility>
+
+#include "models/error.hpp"
+#include "optimized/cuda_run.hpp"
+#include "optimized/kv/numeric_fault.hpp"
+
+namespace loopgauge::optimized {
+
+void CudaRun::open_ticket() {
+  if (spare_tickets_.empty()) spare_tickets_.push_back(std::make_unique<Ticket>());
+  ticket_ = std::move(spare_tickets_.back());
+  spare_tickets_.pop_back();
+}
+
+void CudaRun::close_ticket() {
+  ticket_->submission = submission_;
+  ticket_->numeric_fault = download(numeric_fault_.as<std::uint64_t>(), 1);
+  LOOPGAUGE_CUDA_CHECK(cudaMemsetAsync(numeric_fault_.data(), 0xFF, sizeof(std::uint64_t), stream_));
+  ticket_->owners.assign(kMaxRequests, -1);
+  for (const RequestState& s : requests_) {
+    if (s.slot >= 0) ticket_->owners[static_cast<std::size_t>(s.slot)] = s.index;
+  }
+  ticket_->done.record(stream_);
+  in_flight_.push_back(std::move(ticket_));
+  open_ticket();
+}
+
+void CudaRun::deliver(Ticket& ticket) {
+  const int issued = std::exchange(submission_, ticket.submission);
+  for (const auto& delivery : std::exchange(ticket.deliveries, {})) delivery();
+  submission_ = issued;
+}
+
+void CudaRun::deliver_oldest() {
+  std::unique_ptr<Ticket> ticket = std::move(in_flight_.front());
+  in_flight_.pop_front();
+  ticket->done.synchronize();
+  check_numeric_fault(*ticket);
+  deliver(*ticket);
+  ticket->arena.reset();
+  spare_tickets_.push_back(std::move(ticket));
+}
+
+void CudaRun::deliver_early() {
+  if (asynchronous()) throw InternalError("a result is read before its time");
+  stream_.synchronize();
+  ++counters_.host_reads;
+  ticket_->submission = submission_;
+  deliver(*ticket_);
+}
+
+void CudaRun::settle() {
+  stream_.synchronize();
+  kv_.upload(ticket_->arena);
+  for (const RequestState& s : requests_) {
+    if (s.slot >= 0) kv_.read_maps(s.slot);
+  }
+}
+
+// Throws for a value that the specification declares an error, naming where it was met.
+void CudaRun::check_numeric_fault(const Ticket& ticket) const {
+  if (*ticket.numeric_fault == kNoNumericFault) return;
+  const NumericFault fault = unpack_numeric_fault(*ticket.numeric_fault);
+  const int owner = ticket.owners.at(static_cast<std::size_t>(fault.request));
+  if (owner >= 0) {
+    // Rows past the end of a request that has ended meanwhile, and all of a cancelled one, are part of no result.
+    const RequestState& s = requests_[static_cast<std::size_t>(owner)];
+    if (s.finished && (s.record.outcome == RequestOutcome::cancelled || fault.position >= s.prompt_length + s.record.fed)) return;
+  }
+  throw NumericError(describe(fault, owner));
+}
+
+}  // namespace loopgauge::optimized

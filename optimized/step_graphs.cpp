@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "optimized/step_graphs.hpp"
+
+#include <algorithm>
+#include <bit>
+
+#include "optimized/runtime/cuda_check.hpp"
+
+namespace loopgauge::optimized {
+namespace {
+
+struct DestroyGraph {
+  void operator()(cudaGraph_t graph) const { static_cast<void>(cudaGraphDestroy(graph)); }
+};
+
+cudaGraphExec_t capture(cudaStream_t stream, const std::function<void()>& enqueue) {
+  // An allocation, or any other call that a replay could not repeat, fails under this mode.
+  LOOPGAUGE_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  cudaGraph_t graph = nullptr;
+  try {
+    enqueue();
+  } catch (...) {
+    static_cast<void>(cudaStreamEndCapture(stream, &graph));
+    if (graph != nullptr) static_cast<void>(cudaGraphDestroy(graph));
+    static_cast<void>(cudaGetLastError());
+    throw;
+  }
+  LOOPGAUGE_CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
+  const std::unique_ptr<std::remove_pointer_t<cudaGraph_t>, DestroyGraph> owner(graph);
+  cudaGraphExec_t executable = nullptr;
+  LOOPGAUGE_CUDA_CHECK(cudaGraphInstantiate(&executable, graph, 0));
+  return executable;
+}
+
+}  // namespace
+
+int StepGraphs::bucket(int value, int smallest) {
+  return static_cast<int>(std::bit_ceil(static_cast<unsigned>(std::max(value, smallest))));
+}
+
+StepGraphs::Outcome StepGraphs::run(const Key& key, std::uint64_t address_version, cudaStream_t stream, const std::function<void()>& enqueue) {
+  if (address_version != address_version_) {
+    // None of them is running: memory moves by way of a free, which waits for the device.
+    for (auto& [other, graph] : graphs_) graph.reset();
+    address_version_ = address_version;
+  }
+  const auto found = graphs_.find(key);
+  if (found == graphs_.end()) {
+    if (graphs_.size() < kMaxGraphs) graphs_.emplace(key, nullptr);
+    enqueue();
+    return Outcome::ran_eagerly;
+  }
+  const bool fresh = found->second == nullptr;
+  if (fresh) found->second.reset(capture(stream, enqueue));
+  LOOPGAUGE_CUDA_CHECK(cudaGraphLaunch(found->second.get(), stream));
+  return fresh ? Outcome::captured_and_replayed : Outcome::replayed;
+}
+
+}  // namespace loopgauge::optimized

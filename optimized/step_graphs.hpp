@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// Decode steps as CUDA graphs. What is captured is one loop of a batch of decode rows: exits are decided and blocks are sealed between loops and
+// between tokens, so a loop is the longest stretch that is the same for every step.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <compare>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+
+#include "optimized/forward_pass.hpp"
+
+namespace loopgauge::optimized {
+
+class StepGraphs {
+ public:
+  // Two steps with the same key enqueue the same kernels with the same arguments (S-GRAPH-1).
+  struct Key {
+    int rows = 0;                                        // bucket, padding included
+    int decode_length = 0;                               // bucket of the context
+    ForwardPass::Kinds kinds;
+    auto operator<=>(const Key&) const = default;
+  };
+  enum class Outcome { ran_eagerly, captured_and_replayed, replayed };
+
+  static constexpr int kMaxGraphs = 64;                  // captured at once; steps of further keys run eagerly
+  static int bucket(int value, int smallest);            // the power of two >= value, at least `smallest`
+
+  // Enqueues one step: eagerly the first time that its key is seen, which is the warm run that makes every allocation; from the second time
+  // on as a replay. `address_version`: graphs captured under another one use memory that has moved, and are dropped.
+  Outcome run(const Key& key, std::uint64_t address_version, cudaStream_t stream, const std::function<void()>& enqueue);
+
+ private:
+  struct Destroy {
+    void operator()(cudaGraphExec_t graph) const { static_cast<void>(cudaGraphExecDestroy(graph)); }
+  };
+  using Graph = std::unique_ptr<std::remove_pointer_t<cudaGraphExec_t>, Destroy>;
+
+  std::map<Key, Graph> graphs_;                          // null: seen once
+  std::uint64_t address_version_ = 0;
+};
+
+}  // namespace loopgauge::optimized
