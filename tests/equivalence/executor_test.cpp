@@ -3,82 +3,18 @@
 // reference within its noise, and leave no memory behind.
 #include <algorithm>
 #include <cstdio>
-#include <filesystem>
 
 #include "harness/compare/audit.hpp"
 #include "harness/compare/conformance.hpp"
 #include "harness/compare/memory_model.hpp"
 #include "harness/compare/record_compare.hpp"
-#include "harness/io/trace_file.hpp"
 #include "harness/planner/planner.hpp"
 #include "models/executor.hpp"
 #include "reference/reference_executor.hpp"
-#include "tests/equivalence/device_fixture.hpp"
+#include "tests/equivalence/executor_fixture.hpp"
 
 namespace loopgauge::test {
 namespace {
-
-const std::filesystem::path kRoot = LOOPGAUGE_SOURCE_DIR;
-
-const Checkpoint& tiny() {
-  static const Checkpoint checkpoint = load_checkpoint(kRoot / "models/ouro-tiny");
-  return checkpoint;
-}
-
-Trace shipped(const std::string& name) { return harness::read_trace(kRoot / "data/traces" / (name + ".h5")); }
-
-struct Setting {
-  std::string switches;
-  EncodingPolicy policy = EncodingPolicy::rolling;
-  int window = 256;
-  std::string exit = "full";
-};
-
-EffectiveConfig config_of(const Setting& setting) {
-  AlgorithmConfig config;
-  apply_switches(config, setting.switches);
-  config.kv_residual_quantization.policy = setting.policy;
-  config.window = setting.window;
-  config.exit = parse_exit_rule(setting.exit);
-  return EffectiveConfig::resolve(config, tiny().config);
-}
-
-std::string text(const Setting& setting) {
-  return setting.switches + ":" + std::string(to_string(setting.policy)) + ":w" + std::to_string(setting.window) + ":" + setting.exit;
-}
-
-const Setting kSettings[] = {
-    {"t0s0q0"},
-    {"t1s0q0", EncodingPolicy::rolling, 64},
-    {"t0s1q0"},
-    {"t1s1q0", EncodingPolicy::rolling, 64},
-    {"t0s0q1"},
-    {"t1s0q1", EncodingPolicy::fixed_prompt, 64},
-    {"t0s1q1", EncodingPolicy::fixed_prompt},
-    {"t1s1q1", EncodingPolicy::rolling, 64},
-    {"t0s0q1", EncodingPolicy::streaming, 64},
-    {"t1s1q1", EncodingPolicy::streaming, 64},
-};
-
-class ExecutorTest : public DeviceTest {
- protected:
-  void SetUp() override {
-    DeviceTest::SetUp();
-    if (!IsSkipped()) executor_ = optimized::make_cuda_executor(tiny(), {.poison = true});
-  }
-
-  static RunRecord run(Executor& executor, const Trace& trace, const EffectiveConfig& config, RunOptions options = {.record = RecordGroups::all()},
-                       const std::string& mode = "serial") {
-    return replay(executor, harness::make_plan(harness::parse_mode(mode), trace, config), trace, config, options);
-  }
-
-  static void expect_identical(const RunRecord& expected, const RunRecord& actual, int window, const std::string& what) {
-    const harness::RecordComparison comparison = harness::compare_records(expected, actual, window);
-    EXPECT_TRUE(comparison.identical()) << what << ": " << (comparison.first ? comparison.first->text() : "nothing was compared");
-  }
-
-  std::unique_ptr<optimized::CudaExecutor> executor_;
-};
 
 TEST_F(ExecutorTest, RecordsKeepTheRulesOfTheSpecification) {
   for (const char* name : {"boundary-short", "four", "flush-3"}) {

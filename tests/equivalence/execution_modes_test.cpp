@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+// Execution modes of the CUDA executor: whatever is regrouped, overlapped or replayed, the record has the bits of the serial run, nothing is
+// read to prepare a submission in asynchronous execution, and nothing is held at the end.
+#include <algorithm>
+#include <array>
+
+#include "models/error.hpp"
+#include "optimized/kv/kv_cache.hpp"
+#include "optimized/ops/prepare_rows.cuh"
+#include "tests/equivalence/executor_fixture.hpp"
+
+namespace loopgauge::test {
+namespace {
+
+class ExecutionModesTest : public ExecutorTest {
+ protected:
+  // Every group of the record, the executions of every row, and what was held at the end.
+  static void expect_same_run(const RunRecord& expected, const RunRecord& actual, int window, const std::string& what) {
+    expect_identical(expected, actual, window, what);
+    for (std::size_t i = 0; i < expected.requests.size(); ++i) {
+      EXPECT_EQ(expected.requests[i].executions, actual.requests[i].executions) << what << ", request " << i;
+    }
+    EXPECT_EQ(describe(actual.held_at_drain), "") << what;
+    EXPECT_EQ(actual.counters.recomputed_rows, 0) << what;
+  }
+
+  static RunRecord run_in_flight(Executor& executor, const Trace& trace, const EffectiveConfig& config, int in_flight, const std::string& mode = "serial") {
+    Plan plan = harness::make_plan(harness::parse_mode(mode), trace, config);
+    plan.submissions_in_flight = in_flight;
+    return replay(executor, plan, trace, config, {.record = RecordGroups::all()});
+  }
+};
+
+TEST_F(ExecutionModesTest, RegroupedPlansHaveTheBitsOfTheSerialRun) {
+  for (const char* name : {"four", "kv-700"}) {
+    const Trace trace = shipped(name);
+    for (const Setting& setting : kSettings) {
+      const EffectiveConfig config = config_of(setting);
+      const RunRecord serial = run(*executor_, trace, config);
+      EXPECT_EQ(describe(serial.held_at_drain), "") << text(setting);
+      for (const char* mode : {"mixed", "mixed.b64", "wcpb", "split.p23"}) {
+        const RunRecord actual = run(*executor_, trace, config, {.record = RecordGroups::all()}, mode);
+        expect_same_run(serial, actual, config.window(), std::string(name) + " " + mode + ", " + text(setting));
+        EXPECT_EQ(actual.counters.executed_rows, serial.counters.executed_rows) << mode;
+        EXPECT_EQ(actual.counters.most_in_flight, 1) << mode;
+      }
+    }
+  }
+}
+
+TEST_F(ExecutionModesTest, SubmissionsInFlightChangeNoBitAndReadNothingToPrepareOne) {
+  for (const char* name : {"four", "greedy"}) {
+    const Trace trace = shipped(name);
+    for (const Setting& setting : kSettings) {
+      const EffectiveConfig config = config_of(setting);
+      const RunRecord serial = run(*executor_, trace, config);
+      for (const char* mode : {"serial", "split.p23", "mixed", "wcpb"}) {
+        for (const int in_flight : {2, 3}) {
+          const std::string what = std::string(name) + " " + mode + ", " + std::to_string(in_flight) + " in flight, " + text(setting);
+          const RunRecord actual = run_in_flight(*executor_, trace, config, in_flight, mode);
+          expect_same_run(serial, actual, config.window(), what);
+          EXPECT_EQ(actual.counters.host_reads, 0) << what;
+          EXPECT_EQ(actual.counters.most_in_flight, in_flight) << what;
+          EXPECT_EQ(actual.counters.executed_rows - actual.counters.discarded_rows, serial.counters.executed_rows) << what;
+        }
+      }
+    }
+  }
+}
+
+// The end of the sequence is read after the rows behind it were issued: they run, and are part of nothing.
+TEST_F(ExecutionModesTest, RowsPastAnEndThatIsReadLateAreDiscarded) {
+  Trace trace = shipped("greedy");
+  for (const Setting& setting : kSettings) {
+    const EffectiveConfig config = config_of(setting);
+    for (TraceRequest& request : trace.requests) request.eos_token_id = -1;
+    const RunRecord endless = run(*executor_, trace, config);
+    std::int64_t early_ends = 0;
+    for (std::size_t i = 0; i < trace.requests.size(); ++i) {
+      const auto& tokens = endless.requests[i].tokens;
+      if (trace.requests[i].teacher_forced() || tokens.size() < 4) continue;
+      trace.requests[i].eos_token_id = tokens[tokens.size() / 2];
+      early_ends += std::find(tokens.begin(), tokens.end(), trace.requests[i].eos_token_id) < tokens.end() - 2;
+    }
+    ASSERT_GT(early_ends, 0) << "the trace has no request that an end-of-sequence token can cut";
+    const RunRecord serial = run(*executor_, trace, config);
+    for (const int in_flight : {2, 3}) {
+      const RunRecord actual = run_in_flight(*executor_, trace, config, in_flight);
+      expect_same_run(serial, actual, config.window(), text(setting) + ", " + std::to_string(in_flight) + " in flight");
+      EXPECT_GE(actual.counters.discarded_rows, early_ends * kLoops) << text(setting);
+      EXPECT_EQ(actual.counters.executed_rows - actual.counters.discarded_rows, serial.counters.executed_rows) << text(setting);
+    }
+  }
+}
+
+TEST_F(ExecutionModesTest, ExitsThatAreKnownLateMaskTheirRowsOnTheDevice) {
+  for (const char* rule : {"delayed:0.5", "delayed:0.9", "trace"}) {
+    const Trace trace = shipped(std::string(rule) == "trace" ? "exit-depths" : "exit-threshold");
+    for (const Setting& base : {Setting{"t0s0q0"}, Setting{"t1s1q0"}, Setting{"t1s1q1", EncodingPolicy::rolling, 64}}) {
+      Setting setting = base;
+      setting.exit = rule;
+      const EffectiveConfig config = config_of(setting);
+      const RunRecord serial = run(*executor_, trace, config);
+      for (const char* mode : {"async", "mixed+async", "graph", "async+graph"}) {
+        const RunRecord actual = run(*executor_, trace, config, {.record = RecordGroups::all()}, mode);
+        const std::string what = std::string(mode) + ", " + text(setting);
+        expect_same_run(serial, actual, config.window(), what);
+        EXPECT_EQ(actual.counters.executed_rows - actual.counters.discarded_rows, serial.counters.executed_rows) << what;
+        EXPECT_EQ(actual.counters.unused_statistics_rows, serial.counters.unused_statistics_rows) << what;
+        if (std::string(mode).find("async") != std::string::npos) {
+          EXPECT_EQ(actual.counters.host_reads, 0) << what;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(ExecutionModesTest, ReplayedStepsHaveTheBitsOfEagerOnes) {
+  for (const char* name : {"four", "greedy"}) {
+    const Trace trace = shipped(name);
+    for (const Setting& setting : kSettings) {
+      const EffectiveConfig config = config_of(setting);
+      const RunRecord serial = run(*executor_, trace, config);
+      for (const char* mode : {"graph", "async+graph", "mixed+graph", "wcpb+async+graph"}) {
+        const std::string what = std::string(name) + " " + mode + ", " + text(setting);
+        const RunRecord actual = run(*executor_, trace, config, {.record = RecordGroups::all()}, mode);
+        expect_same_run(serial, actual, config.window(), what);
+        EXPECT_GT(actual.counters.graph_captures, 0) << what;
+        EXPECT_GE(actual.counters.graph_replays, actual.counters.graph_captures) << what;
+        if (actual.counters.graph_fallbacks > actual.counters.graph_replays) {
+          // Only steps that hold prompt rows as well may run eagerly that often.
+          EXPECT_TRUE(std::string(mode).starts_with("mixed") || std::string(mode).starts_with("wcpb")) << what;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(ExecutionModesTest, CombinationsThatCannotBeAreRefused) {
+  const Trace exits = shipped("exit-threshold"), greedy = shipped("greedy");
+  RunOptions options;
+  options.submissions_in_flight = 2;
+  EXPECT_THROW(executor_->begin(exits, config_of({"t0s0q0", EncodingPolicy::rolling, 256, "threshold:0.5"}), options), UnsupportedError);
+  options.submissions_in_flight = 0;
+  EXPECT_THROW(executor_->begin(greedy, config_of({"t0s0q0"}), options), ConfigError);
+  options.submissions_in_flight = 4;
+  AlgorithmConfig config;
+  apply_switches(config, "t0s0q1");
+  config.kv_residual_quantization.tail = 1;
+  EXPECT_THROW(executor_->begin(greedy, EffectiveConfig::resolve(config, tiny().config), options), UnsupportedError);
+}
+
+// A row that needs nothing of the device, one from a selection, one whose token the device chose, one that has ended, one of padding.
+TEST_F(ExecutionModesTest, RowsArePreparedFromWhatOnlyTheDeviceKnows) {
+  using optimized::ExitState, optimized::QueryRow, optimized::RowSource;
+  const optimized::KvShape shape{1, 1, 64};
+  optimized::KvCache kv(shape, allocator_, *stream_);
+  for (int slot = 0; slot < 3; ++slot) ASSERT_EQ(kv.open_request(200), slot);
+  kv.upload();
+  const auto selection = upload(std::vector<std::int32_t>{64, 70, 131});
+  const auto chosen = upload(std::vector<std::int32_t>{11, 22, 33});
+  auto exits = upload(std::vector<ExitState>{{0.5f, 2, 1, 0}, {0.5f, 2, 1, 0}, {0.5f, 4, 1, 0}});
+  std::vector<RowSource> sources(5);
+  sources[0] = {.request = 0, .position = 130, .loop = 1, .reference = 5, .origin = 130, .last_loop = 3, .gate_decides = 1};  // starts over
+  sources[1] = {.request = 1, .position = 140, .loop = 3, .origin = 139};                                                     // has ended after loop 2
+  sources[2] = {};                                                                                                            // padding
+  sources[3] = {.request = 2, .position = 150, .loop = 2, .encoded_frontier = 64, .reference = 1, .origin = 148};
+  sources[4] = {.request = 0, .position = 2, .loop = 4, .origin = 128, .positions = selection.as<std::int32_t>()};
+  const auto rows_in = upload(sources);
+  auto rows = poisoned<QueryRow>(5), dense = poisoned<QueryRow>(4), reference = poisoned<QueryRow>(4), corrected = poisoned<QueryRow>(4);
+  auto positions = poisoned<std::int32_t>(5), tokens = poisoned<std::int32_t>(5), from = poisoned<std::int32_t>(5), to = poisoned<std::int32_t>(5);
+  optimized::PrepareRowsArguments arguments;
+  arguments.kv = kv.view();
+  arguments.sources = rows_in.as<RowSource>();
+  arguments.count = 5;
+  arguments.decode_rows = 4;
+  arguments.sparse_decode = true;
+  arguments.exits = exits.as<ExitState>();
+  arguments.chosen_tokens = chosen.as<std::int32_t>();
+  arguments.rows = rows.as<QueryRow>();
+  arguments.positions = positions.as<std::int32_t>();
+  arguments.tokens = tokens.as<std::int32_t>();
+  arguments.sources_of_states = from.as<std::int32_t>();
+  arguments.targets_of_states = to.as<std::int32_t>();
+  arguments.dense = dense.as<QueryRow>();
+  arguments.at_reference = reference.as<QueryRow>();
+  arguments.corrected = corrected.as<QueryRow>();
+  optimized::prepare_rows(arguments, *stream_);
+
+  using Numbers = std::vector<std::int32_t>;
+  const auto requests = [&](const optimized::DeviceBuffer& buffer, std::size_t count) {
+    Numbers numbers;
+    for (const QueryRow& row : download<QueryRow>(buffer, count)) numbers.push_back(row.request);
+    return numbers;
+  };
+  EXPECT_EQ(requests(rows, 5), (Numbers{0, -1, -1, 2, 0}));
+  EXPECT_EQ(requests(dense, 4), (Numbers{0, -1, -1, -1}));
+  EXPECT_EQ(requests(reference, 4), (Numbers{-1, -1, -1, 2}));
+  EXPECT_EQ(requests(corrected, 4), (Numbers{-1, -1, -1, -1}));
+  EXPECT_EQ(download<std::int32_t>(positions, 5), (Numbers{130, 140, 0, 150, 131}));
+  EXPECT_EQ(download<std::int32_t>(tokens, 5), (Numbers{11, -1, -1, -1, -1}));
+  EXPECT_EQ(download<std::int32_t>(from, 5), (Numbers{-1, -1, -1, 2, 3}));
+  EXPECT_EQ(download<std::int32_t>(to, 5), (Numbers{0, -1, -1, 2, 3}));
+  const ExitState started = download<ExitState>(exits, 1).front();
+  EXPECT_EQ(started.survival, 1.0f);
+  EXPECT_EQ(started.last_loop, 3);
+  for (int slot = 0; slot < 3; ++slot) {
+    kv.read_maps(slot);
+    const optimized::ActivityMap& map = kv.maps(slot)[2];
+    // Page 2 starts at position 128.
+    const std::array<std::uint64_t, kLoops> expected{slot == 0 ? 1ull << 2 : 0, slot == 2 ? 1ull << 22 : 0, 0, slot == 0 ? 1ull << 3 : 0};
+    for (std::size_t loop = 0; loop < kLoops; ++loop) EXPECT_EQ(map.active[loop], expected[loop]) << "slot " << slot << ", loop " << loop + 1;
+  }
+}
+
+}  // namespace
+}  // namespace loopgauge::test
