@@ -26,6 +26,22 @@ enum class Fault {
   resume_without_token,            // a request resumed between two rows feeds another token than the one it had chosen
   resume_without_reference,        // a row resumed after loop 2 corrects against whatever its new slot holds
   publish_before_last_loop,        // a window is published with the last loop's planes as they were before that loop
+  // Defects that implementations of the model or of the method have had, and one that is the smallest there can be; in the reference alone.
+  one_slot_per_layer,              // decode reads K/V of one slot per layer, the last loop's, instead of one per layer and loop
+  constant_layer_stride,           // the slot of (loop, layer) counts one layer too few: the last layer reads the next loop's first one
+  mask_without_own_token,          // the mask of a decode row is one column short
+  rope_frequency_in_bfloat16,      // inverse frequencies of RoPE are rounded to BF16
+  rope_of_compact_rows,            // active rows of late loops are rotated by their place among the active rows
+  final_norm_only_at_end,          // the final norm is folded into the head: loops before the last hand on an unnormed state
+  exit_weighted_logits,            // logits are the mean over loops, weighted by the exit distribution
+  reserved_last_token,             // selection reserves a slot for the last token of a window
+  budget_of_previous_set,          // the budget of loop 4 is a share of loop 3's rows, not of the window
+  keys_ranked_in_bfloat16,         // keys are ranked by logits rounded to BF16
+  correction_in_bfloat16,          // the correction is rounded to BF16 before it is added to the reference
+  codes_from_stored_parameters,    // codes are computed with the FP16 minimum and scale
+  scale_by_reciprocal,             // the scale of a group is multiplied by 1/15
+  reconstruction_in_bfloat16,      // a reconstructed value is rounded to BF16 after every stream
+  one_ulp_in_residual_add,         // the first channel of one residual addition is one BF16 ulp too large
   // Of the optimized runtime alone: defects of its own storage and kernels.
   stale_reference_slot,            // loops 3 and 4 read the previous token's attention reference
   threshold_tie_by_arrival,        // of equal logits the last ones are selected, as an unordered compaction may
@@ -39,6 +55,7 @@ struct FaultInfo {
   std::string_view name;           // the enumerator's name
   std::string_view description;
   std::string_view needs;          // switches without which the fault cannot act, e.g. "t1", "s1", "q1", "t1q1", "" = any
+  std::string_view operation;      // of the registry (models/spec): where a run with the fault leaves one without
   bool in_reference;               // the reference can plant it
   std::string_view mode = "";      // without which it cannot act: "mixed", "preempt", "prefix" in the plan's name; "" = any
   bool in_optimized = true;        // the optimized runtime can plant it

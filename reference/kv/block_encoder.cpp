@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "models/error.hpp"
+#include "reference/numeric/bfloat16.hpp"
 #include "reference/ops/codec.hpp"
 
 namespace loopgauge::reference {
@@ -32,7 +33,7 @@ class HeadEncoder {
   }
 
   // Encodes `values` [rows, head_dim] in this tensor's grouping. Returns the index of the first group outside the range, or -1.
-  int encode(const std::vector<Real>& values, std::uint8_t* codes, float* min, float* scale) {
+  int encode(const std::vector<Real>& values, std::uint8_t* codes, float* min, float* scale, Fault fault) {
     const int row_count = static_cast<int>(rows_.size());
     int bad_group = -1;
     const auto store = [&](const GroupCode<Real>& group, int index) {
@@ -45,7 +46,7 @@ class HeadEncoder {
         const int begin = g * kGroupSize, count = std::min(kGroupSize, row_count - begin);
         for (int d = 0; d < head_dim_; ++d) {
           const std::ptrdiff_t offset = static_cast<std::ptrdiff_t>(begin) * head_dim_ + d;
-          store(encode_group(values.data() + offset, head_dim_, count, codes + offset), g * head_dim_ + d);
+          store(encode_group(values.data() + offset, head_dim_, count, codes + offset, fault), g * head_dim_ + d);
         }
       }
     } else {  // [rows, groups of channels]
@@ -54,7 +55,7 @@ class HeadEncoder {
         for (int g = 0; g < groups; ++g) {
           const int begin = g * kGroupSize, count = std::min(kGroupSize, head_dim_ - begin);
           const std::ptrdiff_t offset = static_cast<std::ptrdiff_t>(i) * head_dim_ + begin;
-          store(encode_group(values.data() + offset, 1, count, codes + offset), i * groups + g);
+          store(encode_group(values.data() + offset, 1, count, codes + offset, fault), i * groups + g);
         }
       }
     }
@@ -66,7 +67,7 @@ class HeadEncoder {
                                     : compact_row * group_count(head_dim_) + channel / kGroupSize;
   }
 
-  void reconstruct_present(const std::uint8_t* codes, const float* min, const float* scale) {
+  void reconstruct_present(const std::uint8_t* codes, const float* min, const float* scale, Fault fault) {
     for (int i = 0; i < static_cast<int>(rows_.size()); ++i) {
       const int position = rows_[static_cast<std::size_t>(i)];
       Real* out = planes_.reconstructed(tensor_, layer_, loop_, head_, position);
@@ -75,6 +76,7 @@ class HeadEncoder {
         const int p = parameter_index(i, d);
         const Real decoded = decode_value<Real>(codes[i * head_dim_ + d], min[p], scale[p]);
         out[d] = base == nullptr ? decoded : base[d] + decoded;
+        if (fault == Fault::reconstruction_in_bfloat16) out[d] = static_cast<Real>(round_to_bfloat16(static_cast<float>(out[d])));
       }
     }
   }
@@ -125,14 +127,14 @@ void encode_stream(KvPlanes<Real>& planes, const ModelConfig& model, PositionRan
       Tensor<float> min(parameter_shape), scale(parameter_shape);
       for (int head = 0; head < model.heads; ++head) {
         HeadEncoder<Real> encoder(planes, model, loop, layer, tensor, head, stream.rows);
-        const int bad = encoder.encode(encoder.targets(fault), codes.row(head).data(), min.row(head).data(), scale.row(head).data());
+        const int bad = encoder.encode(encoder.targets(fault), codes.row(head).data(), min.row(head).data(), scale.row(head).data(), fault);
         if (bad >= 0 && errors[static_cast<std::size_t>(layer)].empty()) {
           errors[static_cast<std::size_t>(layer)] = where + ": a value of tensor " + (is_key ? "K" : "V") + ", loop " + std::to_string(loop) +
                                                     ", layer " + std::to_string(layer) + ", head " + std::to_string(head) + ", positions [" +
                                                     std::to_string(block.begin) + ", " + std::to_string(block.end) + "), group " + std::to_string(bad) +
                                                     " is not finite or its minimum or scale overflows FP16";
         }
-        encoder.reconstruct_present(codes.row(head).data(), min.row(head).data(), scale.row(head).data());
+        encoder.reconstruct_present(codes.row(head).data(), min.row(head).data(), scale.row(head).data(), fault);
         for (const int position : absent) encoder.reconstruct_absent(position, fault, min.row(head).data());
       }
       if (rows > 0) {

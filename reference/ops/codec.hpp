@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <span>
 
+#include "models/fault.hpp"
 #include "reference/numeric/float16.hpp"
 
 namespace loopgauge::reference {
@@ -21,8 +22,9 @@ struct GroupCode {
 // Encodes values[0], values[stride], ... (count >= 1) to codes with the same stride.
 //   min, max exact; scale = (max - min) / 15, IEEE; code = clamp(rne((x - min) / scale), 0, 15) with the unrounded min and scale;
 //   stored min and scale are FP16. max == min or fp16(scale) == 0: code 0, scale 0.
+// `fault` may be scale_by_reciprocal or codes_from_stored_parameters.
 template <class Real>
-GroupCode<Real> encode_group(const Real* values, std::ptrdiff_t stride, int count, std::uint8_t* codes) {
+GroupCode<Real> encode_group(const Real* values, std::ptrdiff_t stride, int count, std::uint8_t* codes, Fault fault = Fault::none) {
   Real min = values[0], max = values[0];
   bool finite = true;
   for (int i = 0; i < count; ++i) {
@@ -32,12 +34,14 @@ GroupCode<Real> encode_group(const Real* values, std::ptrdiff_t stride, int coun
     max = std::max(max, x);
   }
   min += Real{0};  // -0 becomes +0: which of the two std::min keeps depends on the order of the values (S-KVQ-6)
-  const Real scale = (max - min) / Real{15};
+  const Real scale = fault == Fault::scale_by_reciprocal ? (max - min) * (Real{1} / Real{15}) : (max - min) / Real{15};
   GroupCode<Real> group{static_cast<Real>(round_to_float16(min)), static_cast<Real>(round_to_float16(scale)), true};
   group.valid = finite && std::isfinite(group.min16) && std::isfinite(group.scale16);
   if (!group.valid) return group;
+  const bool stored = fault == Fault::codes_from_stored_parameters;
+  const Real low = stored ? group.min16 : min, step = stored ? group.scale16 : scale;
   for (int i = 0; i < count; ++i) {
-    const Real code = group.scale16 == 0 ? Real{0} : std::rint((values[i * stride] - min) / scale);
+    const Real code = group.scale16 == 0 ? Real{0} : std::rint((values[i * stride] - low) / step);
     codes[i * stride] = static_cast<std::uint8_t>(std::clamp(code, Real{0}, Real{15}));
   }
   return group;

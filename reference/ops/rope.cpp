@@ -6,10 +6,12 @@
 namespace loopgauge::reference {
 
 template <class P>
-RopeTable<P>::RopeTable(int positions, int head_dim, double theta) : cos(positions, head_dim / 2), sin(positions, head_dim / 2) {
+RopeTable<P>::RopeTable(int positions, int head_dim, double theta, bool bfloat16_frequency)
+    : cos(positions, head_dim / 2), sin(positions, head_dim / 2) {
   using Real = typename P::Real;
   for (int i = 0; i < head_dim / 2; ++i) {
-    const Real inv_freq = P::round_fp32(std::pow(theta, -2.0 * i / head_dim));
+    Real inv_freq = P::round_fp32(std::pow(theta, -2.0 * i / head_dim));
+    if (bfloat16_frequency) inv_freq = P::round_bf16(inv_freq);
     for (int position = 0; position < positions; ++position) {
       const Real angle = static_cast<Real>(position) * inv_freq;
       cos(position, i) = P::round_bf16(P::round_fp32(std::cos(static_cast<double>(angle))));

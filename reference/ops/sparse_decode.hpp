@@ -50,9 +50,11 @@ void summarize_reference(std::span<const typename P::Real> probabilities, const 
 }
 
 // output [head_dim] = (O_ref - C_ref) + m * L, every step rounded to FP32, with L the attention of `query` over S in the current plane.
+// `bfloat16_correction`: O_ref + bf16(m * L - C_ref) instead (Fault::correction_in_bfloat16).
 template <class P>
 void sparse_correction(const typename P::Real* query, const PlaneView<typename P::Real>& keys, const PlaneView<typename P::Real>& values,
-                       const HeadReference<typename P::Real>& reference, typename P::Real scale, typename P::Real* output) {
+                       const HeadReference<typename P::Real>& reference, typename P::Real scale, typename P::Real* output,
+                       bool bfloat16_correction = false) {
   using Real = typename P::Real;
   std::vector<Real> probabilities(reference.keys.size());
   attention_listed<P>(query, keys, values, reference.keys, scale, probabilities.data(), output);
@@ -60,7 +62,7 @@ void sparse_correction(const typename P::Real* query, const PlaneView<typename P
     const std::size_t i = static_cast<std::size_t>(d);
     const Real rest = reference.output[i] - reference.partial[i];
     const Real local = reference.mass * output[d];
-    output[d] = rest + local;
+    output[d] = bfloat16_correction ? reference.output[i] + P::round_bf16(local - reference.partial[i]) : rest + local;
   }
 }
 

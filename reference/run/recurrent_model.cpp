@@ -2,7 +2,9 @@
 #include "reference/run/recurrent_model.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <utility>
 
 #include "models/error.hpp"
 #include "reference/ops/embedding.hpp"
@@ -37,6 +39,9 @@ std::string capture_reference(const RunContext<P>& run, const RequestState<P>& s
     const auto chosen = forced->keys[step].layers.at(static_cast<std::size_t>(layer)).row(head);
     reference.keys.assign(chosen.begin(), chosen.end());
   } else {
+    if (run.planted(Fault::keys_ranked_in_bfloat16)) {
+      for (Real& logit : logits) logit = P::round_bf16(logit);
+    }
     reference.keys = select_keys<Real>(logits, budget(run.config.s().key_fraction_bp, position + 1));
   }
   summarize_reference<P>(probabilities, values, reference);
@@ -87,6 +92,29 @@ AttentionReference<typename P::Real>* reference_of(RunContext<P>& run, RequestSt
   return &reference;
 }
 
+// The plane that a decode row reads: its own, but for faults of the slot's number.
+template <class P>
+std::pair<int, int> slot_read(const RunContext<P>& run, int layer, int loop) {
+  if (run.planted(Fault::loop_off_by_one) && loop > 1) return {layer, loop - 1};
+  if (run.planted(Fault::one_slot_per_layer)) return {layer, run.model.loops};
+  if (run.planted(Fault::constant_layer_stride) && layer + 1 == run.model.layers && loop < run.model.loops) return {0, loop + 1};
+  return {layer, loop};
+}
+
+// K and V of a row into their plane. Where a fault makes several planes one slot, a decode row's value goes where the next read looks; the
+// right value overwrites it when its own loop runs.
+template <class P>
+void write_slots(RunContext<P>& run, RequestState<P>& s, int layer, int loop, RowKind kind, int position, const typename P::Real* k,
+                 const typename P::Real* v) {
+  const auto write = [&](int to_layer, int to_loop) {
+    s.held->kv.write_row(KvTensor::key, to_layer, to_loop, position, k);
+    s.held->kv.write_row(KvTensor::value, to_layer, to_loop, position, v);
+  };
+  write(layer, loop);
+  if (kind != RowKind::decode || run.planted(Fault::loop_off_by_one)) return;
+  if (const std::pair<int, int> read = slot_read(run, layer, loop); read != std::pair(layer, loop)) write(read.first, read.second);
+}
+
 // Dense at loops 1 and 2, where loop 2 leaves a reference behind under S; corrected against that reference at loops 3 and 4.
 template <class P>
 void attend_decode_row(RunContext<P>& run, RequestState<P>& s, int position, int layer, int loop, const typename P::Real* q,
@@ -101,20 +129,21 @@ void attend_decode_row(RunContext<P>& run, RequestState<P>& s, int position, int
   std::vector<std::string> errors(static_cast<std::size_t>(model.heads));
 #pragma omp parallel for schedule(static) if (2.0 * model.projection_width() * (position + 1) > kMinParallelWork)
   for (int h = 0; h < model.heads; ++h) {
-    const int plane = run.planted(Fault::loop_off_by_one) && loop > 1 ? loop - 1 : loop;
-    const auto keys = s.held->kv.view(KvTensor::key, layer, plane, h, frontier);
-    const auto values = s.held->kv.view(KvTensor::value, layer, plane, h, frontier);
+    const auto [slot_layer, slot_loop] = slot_read(run, layer, loop);
+    const auto keys = s.held->kv.view(KvTensor::key, slot_layer, slot_loop, h, frontier);
+    const auto values = s.held->kv.view(KvTensor::value, slot_layer, slot_loop, h, frontier);
     const Real* head_query = q + h * head_dim;
     Real* head_output = output + h * head_dim;
     std::string& error = errors[static_cast<std::size_t>(h)];
     if (slot == nullptr) {
       std::vector<Real> probabilities(static_cast<std::size_t>(position + 1));
-      attention_dense<P>(head_query, keys, values, position + 1, run.scale, nullptr, probabilities.data(), head_output);
+      const int key_count = run.planted(Fault::mask_without_own_token) ? position : position + 1;
+      attention_dense<P>(head_query, keys, values, key_count, run.scale, nullptr, probabilities.data(), head_output);
       continue;
     }
     HeadReference<Real>& reference = slot->heads[static_cast<std::size_t>(layer * model.heads + h)];
     if (loop >= 3) {
-      sparse_correction<P>(head_query, keys, values, reference, run.scale, head_output);
+      sparse_correction<P>(head_query, keys, values, reference, run.scale, head_output, run.planted(Fault::correction_in_bfloat16));
       if (!run.planted(Fault::loop3_reference_at_loop4) || loop != 3) continue;
     }
     error = capture_reference(run, s, position, layer, h, head_query, keys, values, reference);
@@ -186,6 +215,14 @@ void run_rows(RunContext<P>& run, RequestState<P>& s, std::span<const int> posit
     }
   }
 
+  std::vector<int> rotated(positions.begin(), positions.end());
+  if (run.planted(Fault::rope_of_compact_rows) && kind == RowKind::prefill) {
+    for (int& position : rotated) {
+      const int window = position / run.config.window();
+      const auto& active = s.held->windows.at(window).active[static_cast<std::size_t>(loop - 1)];
+      position = window * run.config.window() + static_cast<int>(std::lower_bound(active.begin(), active.end(), position) - active.begin());
+    }
+  }
   const float eps = run.model.rms_norm_eps;
   for (int layer = 0; layer < run.model.layers; ++layer) {
     const auto& w = run.weights.layers[static_cast<std::size_t>(layer)];
@@ -201,13 +238,13 @@ void run_rows(RunContext<P>& run, RequestState<P>& s, std::span<const int> posit
     run.tap("linear.k_proj", s, loop, layer, positions, k);
     linear<P>(normed, w.v_proj, OutputRounding::bf16, v);
     run.tap("linear.v_proj", s, loop, layer, positions, v);
-    rope<P>(q, positions, run.model.head_dim, run.rope_table);
+    rope<P>(q, rotated, run.model.head_dim, run.rope_table);
     run.tap("rope.q", s, loop, layer, positions, q);
-    if (!run.planted(Fault::key_before_rope)) rope<P>(k, positions, run.model.head_dim, run.rope_table);
+    if (!run.planted(Fault::key_before_rope)) rope<P>(k, rotated, run.model.head_dim, run.rope_table);
     run.tap("rope.k", s, loop, layer, positions, k);
     for (std::size_t t = 0; t < positions.size(); ++t) {
-      s.held->kv.write_row(KvTensor::key, layer, loop, positions[t], k.row(static_cast<std::ptrdiff_t>(t)).data());
-      s.held->kv.write_row(KvTensor::value, layer, loop, positions[t], v.row(static_cast<std::ptrdiff_t>(t)).data());
+      const auto row = static_cast<std::ptrdiff_t>(t);
+      write_slots(run, s, layer, loop, kind, positions[t], k.row(row).data(), v.row(row).data());
     }
     if (layer + 1 == layers) return;
     attend(run, s, positions, layer, loop, kind, q, attention);
@@ -232,10 +269,16 @@ void run_rows(RunContext<P>& run, RequestState<P>& s, std::span<const int> posit
     rms_norm<P>(projected, w.post_attention_layernorm_2, eps, normed);
     run.tap("rms_norm.post_attention_layernorm_2", s, loop, layer, positions, normed);
     residual_add<P>(x, normed, x);
+    if (run.planted(Fault::one_ulp_in_residual_add) && loop == 1 && layer == 0) {
+      for (std::ptrdiff_t t = 0; t < x.rows(); ++t) {
+        const auto bits = std::bit_cast<std::uint32_t>(static_cast<float>(x(t, 0))) & 0xffff0000u;
+        x(t, 0) = static_cast<Real>(std::bit_cast<float>(bits + 0x00010000u));
+      }
+    }
     run.tap("residual_add.mlp", s, loop, layer, positions, x);
   }
 
-  rms_norm<P>(x, run.weights.norm, eps, x);
+  if (!run.planted(Fault::final_norm_only_at_end) || loop == run.model.loops) rms_norm<P>(x, run.weights.norm, eps, x);
   run.tap("rms_norm.norm", s, loop, -1, positions, x);
   for (std::size_t t = 0; t < positions.size(); ++t) {
     const std::size_t position = static_cast<std::size_t>(positions[t]);
@@ -253,6 +296,28 @@ typename P::Real gate_of(const RunContext<P>& run, RequestState<P>& s, int loop,
                       run.model.hidden);
 }
 
+namespace {
+
+// Fault::exit_weighted_logits: each loop's logits with the probability that the row leaves there, the last with what is left.
+template <class P>
+std::vector<typename P::Real> exit_weighted_logits(const RunContext<P>& run, RequestState<P>& s, int last, int position) {
+  using Real = typename P::Real;
+  std::vector<Real> sum(static_cast<std::size_t>(run.model.vocab), Real{0});
+  Real survival = 1;
+  for (int loop = 1; loop <= last; ++loop) {
+    const Real leaves = Real{1} / (Real{1} + std::exp(-gate_of(run, s, loop, position)));
+    const Real weight = loop == last ? survival : survival * leaves;
+    survival -= survival * leaves;
+    const Matrix<Real> row = Eigen::Map<const Matrix<Real>>(hidden_row(run, s, loop, position), 1, run.model.hidden);
+    Matrix<Real> logits;
+    linear<P>(row, run.weights.lm_head, OutputRounding::fp32, logits);
+    for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += weight * logits.data()[i];
+  }
+  return sum;
+}
+
+}  // namespace
+
 template <class P>
 std::vector<typename P::Real> logits_of(const RunContext<P>& run, RequestState<P>& s, int loop, int position) {
   using Real = typename P::Real;
@@ -260,6 +325,7 @@ std::vector<typename P::Real> logits_of(const RunContext<P>& run, RequestState<P
   Matrix<Real> result;
   linear<P>(row, run.weights.lm_head, OutputRounding::fp32, result);
   std::vector<Real> logits(result.data(), result.data() + result.size());
+  if (run.planted(Fault::exit_weighted_logits)) logits = exit_weighted_logits(run, s, loop, position);
   for (std::size_t i = 0; i < logits.size(); ++i) {
     if (!std::isfinite(logits[i])) {
       throw NumericError(name(s) + ", position " + std::to_string(position) + ": logit of token " + std::to_string(i) + " is not finite");

@@ -33,9 +33,17 @@ std::vector<int> select_window(RunContext<P>& run, RequestState<P>& s, int windo
     if (!given.empty()) return given;
   }
   if (const auto pooled = run.pooled_selection.find({s.index, window}); pooled != run.pooled_selection.end()) return pooled->second;
-  const int count = budget(run.config.t().retention_bp[static_cast<std::size_t>(loop - 1)], state.positions.size());
-  return select_tokens(std::span<const int>(state.active[static_cast<std::size_t>(loop - 2)]), count,
-                       [&](int position) { return scores[static_cast<std::size_t>(position - state.positions.begin)]; });
+  const std::vector<int>& candidates = state.active[static_cast<std::size_t>(loop - 2)];
+  const auto score_of = [&](int position) { return scores[static_cast<std::size_t>(position - state.positions.begin)]; };
+  int rows = state.positions.size();
+  if (run.planted(Fault::budget_of_previous_set)) rows = static_cast<int>(candidates.size());
+  const int count = budget(run.config.t().retention_bp[static_cast<std::size_t>(loop - 1)], rows);
+  if (run.planted(Fault::reserved_last_token)) {
+    std::vector<int> selected = select_tokens(std::span<const int>(candidates).first(candidates.size() - 1), count - 1, score_of);
+    selected.push_back(candidates.back());
+    return selected;
+  }
+  return select_tokens(std::span<const int>(candidates), count, score_of);
 }
 
 // Rows that are not active keep the hidden bits and inherit K/V of the loop before (S-TSEL-7).
