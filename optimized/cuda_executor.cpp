@@ -48,6 +48,7 @@ class Runtime final : public CudaExecutor {
     context.linear = options_.linear;
     context.allocator = &allocator_;
     context.stream = &stream_;
+    context.model_sha256 = sha256_;
     context.poison = options_.poison;
     run_.emplace(context, trace, config, options);
   }

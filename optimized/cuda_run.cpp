@@ -61,6 +61,8 @@ CudaRun::CudaRun(const RunContext& context, const Trace& trace, const EffectiveC
       allocator_(*context.allocator),
       stream_(*context.stream),
       longest_(longest_sequence(trace)),
+      model_sha256_(context.model_sha256),
+      poison_(context.poison),
       forward_(forward_context(context, config, options, longest_)),
       kv_({model_.layers, model_.heads, model_.head_dim}, allocator_, stream_, {config.q().enabled, context.poison}),
       state_gates_(allocator_, MemoryCategory::workspace),
@@ -94,6 +96,7 @@ CudaRun::CudaRun(const RunContext& context, const Trace& trace, const EffectiveC
     const auto windows = static_cast<std::size_t>(window_count(s.prompt_length, config_.window()));
     for (auto& active : s.active) active.resize(windows);
     s.windows.resize(windows);
+    s.begun_loops.assign(windows, 0);
     s.record.prompt_length = s.prompt_length;
     s.record.tokens = request.forced;
     s.record.executions.assign(static_cast<std::size_t>(s.capacity) * kLoops, 0);
@@ -106,9 +109,11 @@ CudaRun::CudaRun(const RunContext& context, const Trace& trace, const EffectiveC
     }
     if (options_.record.gate) s.record.gate = Tensor<float>({s.capacity, kLoops}, nan);
   }
+  allocator_.on_pressure([this](std::size_t missing_bytes) { return relieve_pressure(missing_bytes); });
 }
 
 CudaRun::~CudaRun() {
+  allocator_.on_pressure({});
   // Work in flight reads buffers that are about to be freed; a failure here is reported by the next run.
   static_cast<void>(cudaStreamSynchronize(stream_));
 }
@@ -123,12 +128,14 @@ void CudaRun::submit(const Submission& submission) {
   if (!submission.actions.empty()) settle();
   for (const Action& action : submission.actions) act(action);
   failure_ = submission.failure;
+  const std::size_t deliveries = ticket_->deliveries.size();
   try {
     run_items(submission.items);
   } catch (const PlannedFailureHappened&) {
     ++counters_.failures;
   } catch (const DeviceMemoryError&) {
     if (submission.failure != PlannedFailure::allocation || failure_ != PlannedFailure::none) throw;
+    ticket_->deliveries.resize(std::min(deliveries, ticket_->deliveries.size()));  // nothing has begun
     ++counters_.failures;
   }
   failure_ = PlannedFailure::none;
@@ -183,7 +190,10 @@ void CudaRun::run_items(const std::vector<WorkItem>& items) {
 
 RunRecord CudaRun::finish() {
   while (!in_flight_.empty()) deliver_oldest();
+  prefixes_.clear();
   RunRecord result;
+  result.held_at_drain = held();
+  record_reused_windows();
   result.executor = "optimized";
   result.profile = std::string(to_string(options_.profile));
   result.trace = trace_.name;
@@ -193,12 +203,12 @@ RunRecord CudaRun::finish() {
       if (s.record.encoded_frontier.empty()) throw InternalError(s.name() + ": the plan ended before the prompt was complete");
       finish_request(s);
     }
+    close_record(s);
     result.requests.push_back(std::move(s.record));
   }
   close_ticket();  // ending a request encodes what is due
   deliver_oldest();
   result.counters = counters_;
-  result.held_at_drain = held();
   return result;
 }
 

@@ -12,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "models/executor.hpp"
@@ -19,10 +20,12 @@
 #include "optimized/kv/kv_cache.hpp"
 #include "optimized/kv/reference_store.hpp"
 #include "optimized/ops/head_argmax.cuh"
+#include "optimized/prefix_store.hpp"
 #include "optimized/request_state.hpp"
 #include "optimized/runtime/growable_buffer.hpp"
 #include "optimized/runtime/pinned_arena.hpp"
 #include "optimized/runtime/stream.hpp"
+#include "optimized/snapshot.hpp"
 #include "optimized/step_graphs.hpp"
 
 namespace loopgauge::optimized {
@@ -34,6 +37,7 @@ struct RunContext {
   LinearImplementation linear = LinearImplementation::automatic;
   DeviceAllocator* allocator = nullptr;
   const Stream* stream = nullptr;
+  std::string model_sha256;
   bool poison = false;
 };
 
@@ -75,6 +79,10 @@ class CudaRun {
     std::vector<int> owners;                         // request index by slot, as it was
     std::vector<std::function<void()>> deliveries;
   };
+  // A window that a request began with, and whose record says what a cold run would have observed of it.
+  struct ReusedWindow {
+    int request, window, publisher;
+  };
   class TapObserver;
   struct PlannedFailureHappened {};                  // thrown where a launch breaks off on purpose
 
@@ -106,7 +114,27 @@ class CudaRun {
     return values;
   }
 
-  void act(const Action& action);                    // cuda_run_actions; everything that was issued has run
+  // Actions: cuda_run_actions. Everything that was issued has run.
+  void act(const Action& action);
+  void cancel(RequestState& s);
+  void rewind(RequestState& s);
+  void release_row(RequestState& s);
+  void release_storage(RequestState& s);
+  SnapshotOwner owner_of(const RequestState& s) const;
+  std::vector<DeviceRange> slot_ranges(const RequestState& s);
+  std::vector<DeviceRange> device_ranges(RequestState& s);
+  void preempt(RequestState& s);
+  void restore(RequestState& s);
+  void plant_incomplete_restore(const RequestState& s);
+
+  // Published windows: cuda_run_prefixes.
+  std::string identity_of(const RequestState& s, int window) const;
+  void publish(RequestState& s, int windows);
+  void reuse(RequestState& s, int windows);
+  void evict(const RequestState& s, int from);
+  bool relieve_pressure(std::size_t missing_bytes);
+  void record_reused_windows();
+
   void run_items(const std::vector<WorkItem>& items);
 
   // Batches: cuda_run_batch.
@@ -127,6 +155,7 @@ class CudaRun {
   void open(RequestState& s);
   int window_rows(const RequestState& s, int window, int loop) const;
   std::int32_t* window_positions(RequestState& s, int window, int loop);
+  WindowState take_window_state();
   void begin_window_loop(RequestState& s, int window, int loop);
   void select_window(RequestState& s, int window, int loop);
   void record_selection(RequestState& s, int window, int loop, const float* scores, const std::int32_t* selected);
@@ -140,6 +169,7 @@ class CudaRun {
   void complete_row(RequestState& s, int loop);
   void release_reference(RequestState& s);
   void finish_request(RequestState& s);
+  void close_record(RequestState& s);
   void count_prefill(RequestState& s, const Part& part);
   void count_execution(RequestState& s, int position, int loop);
   HeldResources held() const;
@@ -174,12 +204,16 @@ class CudaRun {
   DeviceAllocator& allocator_;
   const Stream& stream_;
   const int longest_;
+  const std::string model_sha256_;
+  const bool poison_;
 
   std::vector<RequestState> requests_;
   ForwardPass forward_;
   KvCache kv_;
   std::optional<ReferenceStore> references_;
   std::optional<StepGraphs> graphs_;
+  PrefixStore prefixes_;
+  std::vector<ReusedWindow> reused_;                 // in the order of reuse
   // By slot of the K/V cache:
   DeviceBuffer decode_states_;                       // [hidden] BF16: H of the decode row's last loop; after the prompt, its last row
   DeviceBuffer exits_;                               // ExitState of the decode row

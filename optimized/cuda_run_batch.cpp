@@ -50,7 +50,7 @@ std::optional<CudaRun::Part> CudaRun::decode_part(RequestState& s, int position,
   }
   if (s.row.position != position) throw InternalError(s.name() + ": decode item at position " + std::to_string(position) + " out of turn");
   if (s.row.committed) return std::nullopt;
-  if (references_ && loop >= 3) references_->require_reusable(s.row.reference, s.row.key);
+  if (references_ && loop >= 3 && !s.row.reference_given_away) references_->require_reusable(s.row.reference, s.row.key);
   return Part{&s, RowKind::decode, {position, position + 1}, loop};
 }
 
@@ -58,6 +58,9 @@ void CudaRun::run_step(std::vector<Part>& parts) {
   encode_pending();
   if (parts.empty()) return;
   RowBatch batch = make_batch(parts);
+  for (const Part& part : parts) {
+    if (part.kind == RowKind::prefill) part.request->begun_loops[static_cast<std::size_t>(part.window)] = part.loop;
+  }
   if (batch.size() > 0) run_batch(parts, batch);
   for (const Part& part : parts) {
     RequestState& s = *part.request;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // From the completed prompt to the end of a request: decode rows through their loops, commitment, what is counted, what is left behind.
 #include <algorithm>
+#include <limits>
 #include <string>
 
 #include "models/error.hpp"
@@ -33,6 +34,11 @@ void CudaRun::complete_decode_loop(RequestState& s, const Part& part) {
         s.record.keys.back() = read_keys(kv_.shape(), masks, static_cast<int>(pages), mass, position, budget(config_.s().key_fraction_bp, position + 1));
       });
     }
+  }
+  s.row.completed = loop;
+  if (references_ && loop == 3 && planted(Fault::slot_reused_early)) {
+    references_->release(s.row.reference, s.row.key);
+    s.row.reference_given_away = true;
   }
   take_exit(s, part);
   if (loop == s.row.last_loop) complete_row(s, loop);
@@ -80,6 +86,7 @@ void CudaRun::complete_row(RequestState& s, int loop) {
 }
 
 void CudaRun::release_reference(RequestState& s) {
+  if (s.row.reference_given_away) return;
   if (!planted(Fault::stale_reference_slot)) return references_->release(s.row.reference, s.row.key);
   // Held until the successor has read it. A row that left before loop 2 has nothing to read.
   if (s.previous_reference) references_->release(s.previous_reference->first, s.previous_reference->second);
@@ -96,14 +103,14 @@ void CudaRun::count_prefill(RequestState& s, const Part& part) {
     const int begin = window * config_.window();
     const std::vector<std::int32_t>& active = s.active[static_cast<std::size_t>(loop - 1)][static_cast<std::size_t>(window)];
     const bool selected = loop >= 3 && config_.selects_tokens();
-    if (s.finished) return;
+    if (s.finished && !s.cancelled) return;
     for (int rank = first; rank < first + rows; ++rank) count_execution(s, selected ? active[static_cast<std::size_t>(rank)] : begin + rank, loop);
   });
 }
 
 // When the result is read, in the order of issue: a decode row that is read after the end of the sequence was fed a token past it.
 void CudaRun::count_execution(RequestState& s, int position, int loop) {
-  if (s.finished && !s.stopped) return;
+  if (s.finished && !s.stopped && !s.cancelled) return;
   ++counters_.executed_rows;
   if (s.stopped && position >= s.prompt_length) {
     ++counters_.discarded_rows;
@@ -116,6 +123,7 @@ void CudaRun::count_execution(RequestState& s, int position, int loop) {
 
 // Nothing more will run for this request: its K/V goes to the record, then its memory is free for others.
 void CudaRun::finish_request(RequestState& s) {
+  if (!s.snapshot.empty()) restore(s);  // its last result was read while it was preempted
   RequestRecord& record = s.record;
   const int length = s.prompt_length + record.fed;
   flush(s, frontier_rule(s, length));
@@ -124,29 +132,42 @@ void CudaRun::finish_request(RequestState& s) {
   if (options_.record.kv) record.kv = read_planes(kv_, s.slot, length, s.encoded, config_.loops(), allocator_, stream_);
   if (options_.record.codec) record.blocks = read_blocks(kv_, s.slot, stream_);
   std::erase_if(record.blocks, [&](const CodecBlock& block) { return block.positions.begin >= s.encoded; });  // by a planted fault only
-  if (s.previous_reference) references_->release(s.previous_reference->first, s.previous_reference->second);
-  s.previous_reference.reset();
-  // A row past the end of the sequence may be on its way.
-  if (references_ && s.row.position >= 0 && !s.row.committed) references_->release(s.row.reference, s.row.key);
-  for (std::size_t late = 2; config_.selects_tokens() && late < kLoops; ++late) {
-    for (const auto& window : s.active[late]) record.active[late - 2].insert(record.active[late - 2].end(), window.begin(), window.end());
-  }
-  for (auto& hidden : record.hidden) {
-    if (hidden.empty()) continue;
-    hidden.shape[0] = length;
-    hidden.data.resize(static_cast<std::size_t>(length) * model_.hidden);
-  }
-  if (options_.record.gate) {
-    record.gate.shape[0] = length;
-    record.gate.data.resize(static_cast<std::size_t>(length) * kLoops);
-  }
-  record.executions.resize(static_cast<std::size_t>(length) * kLoops);
-  record.exit_depths.resize(record.tokens.size(), 0);
-  if (options_.record.logits) record.logits.shape = {1 + record.fed, model_.vocab};
-  if (options_.record.keys) record.keys.resize(static_cast<std::size_t>(record.fed));
-  kv_.close_request(s.slot);
-  s.slot = -1;
+  release_storage(s);  // a row past the end of the sequence may be on its way
   s.finished = true;
+}
+
+// Everything has been read: the record is cut to what was committed. Of a cancelled request whose prompt was not complete that is nothing but
+// what was decided for its windows, as far as they had come.
+void CudaRun::close_record(RequestState& s) {
+  RequestRecord& record = s.record;
+  const int rows = static_cast<int>(record.encoded_frontier.size());  // of logits: 1 + fed, none before the prompt is complete
+  const int length = rows == 0 ? 0 : s.prompt_length + record.fed;
+  if (s.cancelled && s.request->teacher_forced()) record.tokens.resize(static_cast<std::size_t>(record.fed));
+  for (std::size_t late = 2; config_.selects_tokens() && late < kLoops; ++late) {
+    for (std::size_t w = 0; w < s.active[late].size(); ++w) {
+      if (s.begun_loops[w] > static_cast<int>(late)) {
+        record.active[late - 2].insert(record.active[late - 2].end(), s.active[late][w].begin(), s.active[late][w].end());
+        continue;
+      }
+      const PositionRange range = window_range(static_cast<int>(w), s.prompt_length, config_.window());
+      std::fill_n(record.scores[late - 2].begin() + range.begin, range.size(), std::numeric_limits<float>::quiet_NaN());
+    }
+  }
+  const auto cut = [length](Tensor<float>& rows_of) {
+    if (rows_of.empty()) return;
+    if (length == 0) {
+      rows_of = {};
+      return;
+    }
+    rows_of.data.resize(static_cast<std::size_t>(length) * static_cast<std::size_t>(rows_of.extent(1)));
+    rows_of.shape[0] = length;
+  };
+  for (auto& hidden : record.hidden) cut(hidden);
+  cut(record.gate);
+  record.executions.resize(static_cast<std::size_t>(s.prompt_length + record.fed) * kLoops);
+  record.exit_depths.resize(record.tokens.size(), 0);
+  if (options_.record.logits && rows > 0) record.logits.shape = {rows, model_.vocab};
+  if (options_.record.keys) record.keys.resize(static_cast<std::size_t>(record.fed));
 }
 
 HeldResources CudaRun::held() const {
@@ -156,6 +177,8 @@ HeldResources CudaRun::held() const {
   held.blocks = static_cast<std::int64_t>(kv_.blocks_in_use());
   held.references = references_ ? references_->in_use() : 0;
   for (const RequestState& s : requests_) {
+    held.snapshots += !s.snapshot.empty();
+    held.leases += s.leased_windows;
     held.hidden_windows += std::count_if(s.windows.begin(), s.windows.end(), [](const auto& window) { return window.has_value(); });
   }
   held.tickets = static_cast<std::int64_t>(in_flight_.size());

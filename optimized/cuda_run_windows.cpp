@@ -33,20 +33,25 @@ std::int32_t* CudaRun::window_positions(RequestState& s, int window, int loop) {
   return s.windows[static_cast<std::size_t>(window)]->positions.as<std::int32_t>() + static_cast<std::ptrdiff_t>(list) * config_.window();
 }
 
+WindowState CudaRun::take_window_state() {
+  if (!spare_windows_.empty()) {
+    WindowState state = std::move(spare_windows_.back());
+    spare_windows_.pop_back();
+    state.scored = {};
+    return state;
+  }
+  const auto rows = static_cast<std::size_t>(config_.window());
+  return {allocator_.allocate_array<Bfloat16>(MemoryCategory::hidden_rows, rows * static_cast<std::size_t>(model_.hidden)),
+          config_.selects_tokens() ? allocator_.allocate_array<float>(MemoryCategory::workspace, rows * 2) : DeviceBuffer{},
+          allocator_.allocate_array<std::int32_t>(MemoryCategory::workspace, rows * (config_.selects_tokens() ? 3 : 1)),
+          {}};
+}
+
 // Decides which positions of the window execute the loop; the others keep their state, which is how they inherit.
 void CudaRun::begin_window_loop(RequestState& s, int window, int loop) {
   auto& state = s.windows[static_cast<std::size_t>(window)];
   if (loop == 1) {
-    if (spare_windows_.empty()) {
-      const auto rows = static_cast<std::size_t>(config_.window());
-      spare_windows_.push_back({allocator_.allocate_array<Bfloat16>(MemoryCategory::hidden_rows, rows * model_.hidden),
-                                config_.selects_tokens() ? allocator_.allocate_array<float>(MemoryCategory::workspace, rows * 2) : DeviceBuffer{},
-                                allocator_.allocate_array<std::int32_t>(MemoryCategory::workspace, rows * (config_.selects_tokens() ? 3 : 1)),
-                                {}});
-    }
-    state.emplace(std::move(spare_windows_.back()));
-    spare_windows_.pop_back();
-    state->scored = {};
+    state.emplace(take_window_state());
     const PositionRange range = window_range(window, s.prompt_length, config_.window());
     std::vector<std::int32_t> all(static_cast<std::size_t>(range.size()));
     std::iota(all.begin(), all.end(), range.begin);
@@ -87,7 +92,7 @@ void CudaRun::select_window(RequestState& s, int window, int loop) {
 
 // What the device has found, known to the host at last. The same bits when a rewind has made it run again.
 void CudaRun::record_selection(RequestState& s, int window, int loop, const float* scores, const std::int32_t* selected) {
-  if (s.finished) return;
+  if (s.finished && !s.cancelled) return;
   const auto next = static_cast<std::size_t>(loop - 3), w = static_cast<std::size_t>(window);
   const PositionRange range = window_range(window, s.prompt_length, config_.window());
   const std::vector<std::int32_t>& before = s.active[2][w];
@@ -140,6 +145,7 @@ void CudaRun::complete_window_loop(RequestState& s, int window, int loop) {
     }
   }
   if (!last_loop) return;
+  s.complete_windows = window + 1;
   WindowState& state = *s.windows[static_cast<std::size_t>(window)];
   if (range.end == s.prompt_length) {
     const std::size_t row_bytes = static_cast<std::size_t>(model_.hidden) * sizeof(Bfloat16);

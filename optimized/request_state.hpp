@@ -4,6 +4,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -29,10 +30,12 @@ struct WindowState {
 struct DecodeRow {
   int position = -1;
   int last_loop = kLoops;                                // lowered when the host learns what the exit rule has decided
+  int completed = 0;                                     // loops issued
   bool depth_given = false;                              // last_loop comes from the decisions that are replayed
   bool committed = false;                                // all its loops are issued
   int reference = -1;                                    // slot of the attention reference state; negative: none
   ReferenceStore::Key key;
+  bool reference_given_away = false;                     // by a planted fault
 };
 
 struct RequestState {
@@ -45,12 +48,17 @@ struct RequestState {
   // Loops 3 and 4, per window: positions that the selection found, once they have been read; empty before.
   std::array<std::vector<std::vector<std::int32_t>>, kLoops> active;
   std::vector<std::optional<WindowState>> windows;       // between the first and the last loop of the window
+  std::vector<int> begun_loops;                          // per window: the last loop that has been issued for a part of it
+  int complete_windows = 0;                              // issued through their last loop
+  int leased_windows = 0;                                // published ones that the request reads
   int committed = 0;                                     // positions that have been issued through their last loop; 0 before the prompt is complete
   int encoded = 0;                                       // encoded frontier reached so far
   int encoded_ahead = 0;                                 // end of what a planted fault has encoded beyond it
   std::uint64_t incarnations = 0;
   bool stopped = false;                                  // EOS was emitted and has been read
   bool finished = false;                                 // nothing more runs, what has not been read is dropped, nothing is held
+  bool cancelled = false;                                // finished before its end; what was decided for its windows is still recorded
+  std::vector<std::byte> snapshot;                       // of a preempted request
   DecodeRow row;
   std::optional<std::pair<int, ReferenceStore::Key>> previous_reference;  // kept by a planted fault
   RequestRecord record;                                  // filled as results are read

@@ -130,9 +130,9 @@ void describe(Visitor& visit, State& state) {
   visit(state.row_last_loop);
   visit(state.row_depth_given);
   visit(state.row_committed);
+  visit(state.row_key);
   visit(state.has_reference);
   visit(state.reference_state);
-  visit(state.reference_key);
 }
 
 std::string digest(std::span<const std::byte> snapshot) {

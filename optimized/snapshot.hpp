@@ -45,7 +45,6 @@ struct SnapshotOwner {
 // A prompt window between two loops. Its hidden rows, scores and active positions are payload.
 struct WindowSnapshot {
   std::int32_t window = 0;
-  std::int32_t begun = 0;                                // loops
   std::array<std::int32_t, 2> scored{};                  // rows scored for loops 3 and 4
   bool operator==(const WindowSnapshot&) const = default;
 };
@@ -61,9 +60,9 @@ struct RequestSnapshot {
   std::int32_t row_completed = 0;                        // loops
   std::int32_t row_last_loop = kLoops;
   bool row_depth_given = false, row_committed = false;
+  ReferenceStore::Key row_key;
   bool has_reference = false;                            // the row's attention reference, payload as well
   ReferenceStore::State reference_state = ReferenceStore::State::empty;
-  ReferenceStore::Key reference_key;
 };
 
 // Room for the payload, which the caller fills (payload_of) before it seals the snapshot.

@@ -66,12 +66,12 @@ void ReferenceStore::require_reusable(int slot, const Key& key) const {
 
 void ReferenceStore::release(int slot, const Key& key) { owned(slot, key, "release").state = State::retired; }
 
-std::vector<ReferenceStore::Range> ReferenceStore::ranges(int slot) const {
+std::vector<DeviceRange> ReferenceStore::ranges(int slot) const {
   const ReferenceView arrays = view();
   const std::size_t heads = static_cast<std::size_t>(shape_.layers) * static_cast<std::size_t>(shape_.heads);
   const std::size_t first = reference_index(shape_, slot, 0, 0);
   const auto width = static_cast<std::size_t>(shape_.head_dim);
-  std::vector<Range> ranges{{arrays.selected + first * mask_pages_, heads * mask_pages_ * sizeof(std::uint64_t)}};
+  std::vector<DeviceRange> ranges{{arrays.selected + first * mask_pages_, heads * mask_pages_ * sizeof(std::uint64_t)}};
   for (float* statistic : {arrays.maximum, arrays.sum, arrays.mass}) ranges.push_back({statistic + first, heads * sizeof(float)});
   for (float* vector : {arrays.o_ref, arrays.c_ref}) ranges.push_back({vector + first * width, heads * width * sizeof(float)});
   return ranges;

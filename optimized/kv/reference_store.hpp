@@ -52,11 +52,7 @@ class ReferenceStore {
   void release(int slot, const Key& key);
 
   // What the slot holds on the device, one contiguous range for each array: for snapshots.
-  struct Range {
-    void* data = nullptr;
-    std::size_t bytes = 0;
-  };
-  std::vector<Range> ranges(int slot) const;
+  std::vector<DeviceRange> ranges(int slot) const;
 
   int slots() const { return static_cast<int>(entries_.size()); }
   int in_use() const;

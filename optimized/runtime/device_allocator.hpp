@@ -51,6 +51,12 @@ class DeviceBuffer {
   MemoryCategory category_ = MemoryCategory::workspace;
 };
 
+// Part of a buffer; not owned.
+struct DeviceRange {
+  void* data = nullptr;
+  std::size_t bytes = 0;
+};
+
 struct MemoryUsage {
   BytesByCategory in_use{};      // bytes of live buffers now, as requested
   BytesByCategory peak{};        // largest in_use of each category since the last reset_peak()

@@ -25,14 +25,14 @@ RequestSnapshot state() {
   s.kv.maps[1].rows[3] = 13;
   s.kv.resident = {0, 15, 3};
   s.kv.blocks = {{{0, 64}, {64, 64, 16, 7}}};
-  s.windows = {{1, 3, {64, 16}}};
+  s.windows = {{1, {64, 16}}};
   s.row_position = 110;
   s.row_completed = 2;
   s.row_last_loop = 3;
   s.row_depth_given = true;
   s.has_reference = true;
   s.reference_state = ReferenceStore::State::reusable;
-  s.reference_key = {5, 10};
+  s.row_key = {5, 10};
   return s;
 }
 
@@ -75,7 +75,7 @@ TEST(Snapshot, GivesBackWhatWasPutIn) {
   EXPECT_FALSE(s.row_committed);
   EXPECT_TRUE(s.has_reference);
   EXPECT_EQ(s.reference_state, ReferenceStore::State::reusable);
-  EXPECT_EQ(s.reference_key, expected.reference_key);
+  EXPECT_EQ(s.row_key, expected.row_key);
   ASSERT_EQ(opened.payload.size(), 1000u);
   EXPECT_EQ(opened.payload[2], std::byte{111});
 }
