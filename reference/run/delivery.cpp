@@ -55,7 +55,7 @@ void deliver(RunContext<P>& run, RequestState<P>& s, RowResult<typename P::Real>
     end_request(run, s);
     return;
   }
-  if (!s.late_error.empty()) throw NumericError(s.late_error);  // the row that met it was fed a token of the sequence
+  if (!s.late_error.empty() && token_is_known(s, s.late_error_step)) throw NumericError(s.late_error);
   commit_known_rows(run, s);
 }
 

@@ -140,14 +140,6 @@ void prefill(RunContext<P>& run, RequestState<P>& s, const WorkItem& item) {
 
 // -------------------------------------------------------------------------------------------------------------------------- decode
 
-// Whether the token that row `step` was fed is known to be no end of the sequence, and none lies before it.
-template <class P>
-bool is_known(const RequestState<P>& s, int step) {
-  if (s.request->teacher_forced()) return true;
-  const auto& tokens = s.record.tokens;
-  return static_cast<std::size_t>(step) < tokens.size() && tokens[static_cast<std::size_t>(step)] != s.request->eos_token_id;
-}
-
 template <class P>
 void begin_row(RunContext<P>& run, RequestState<P>& s, int position) {
   RequestStorage<P>& h = *s.held;
@@ -236,8 +228,9 @@ void decode(RunContext<P>& run, RequestState<P>& s, const WorkItem& item) {
     run_row_loops(run, s, item);
   } catch (const NumericError& error) {
     // A row that proves to lie past the end of the sequence is no part of the run, its errors neither.
-    if (is_known(s, step)) throw;
+    if (token_is_known(s, step)) throw;
     s.late_error = error.what();
+    s.late_error_step = step;
   }
 }
 
@@ -260,6 +253,13 @@ template <class P>
 bool is_work(const RequestState<P>& s, const WorkItem& item) {
   if (s.phase == RequestState<P>::Phase::ended || !s.late_error.empty()) return false;
   return item.kind == RowKind::prefill || s.held == nullptr || item.begin - s.prompt_length >= s.held->rows_finished;
+}
+
+template <class P>
+bool token_is_known(const RequestState<P>& s, int step) {
+  if (s.request->teacher_forced()) return true;
+  const auto& tokens = s.record.tokens;
+  return static_cast<std::size_t>(step) < tokens.size() && tokens[static_cast<std::size_t>(step)] != s.request->eos_token_id;
 }
 
 template <class P>
@@ -315,7 +315,8 @@ template <class P>
 void commit_known_rows(RunContext<P>& run, RequestState<P>& s) {
   if (s.held == nullptr) return;  // a preempted request commits when it is back
   RequestStorage<P>& h = *s.held;
-  while (h.committed >= s.prompt_length && h.committed < s.prompt_length + h.rows_finished && is_known(s, h.committed - s.prompt_length)) {
+  while (h.committed >= s.prompt_length && h.committed < s.prompt_length + h.rows_finished &&
+         token_is_known(s, h.committed - s.prompt_length)) {
     if (run.config.s().enabled && h.executed_loops[static_cast<std::size_t>(h.committed)] == 2) ++run.counters.unused_statistics_rows;
     ++h.committed;
     encode_to(run, s, frontier_rule(run, s, h.committed));
@@ -327,6 +328,7 @@ void commit_known_rows(RunContext<P>& run, RequestState<P>& s) {
   template void begin_request<P>(RunContext<P>&, RequestState<P>&);              \
   template void advance<P>(RunContext<P>&, RequestState<P>&, const WorkItem&);   \
   template bool is_work<P>(const RequestState<P>&, const WorkItem&);             \
+  template bool token_is_known<P>(const RequestState<P>&, int);                  \
   template void break_off<P>(RunContext<P>&, RequestState<P>&, const WorkItem&); \
   template void commit_known_rows<P>(RunContext<P>&, RequestState<P>&);          \
   template std::vector<P::Real> score_window<P>(RunContext<P>&, RequestState<P>&, int, int);

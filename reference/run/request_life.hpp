@@ -24,6 +24,10 @@ void advance(RunContext<P>& run, RequestState<P>& s, const WorkItem& item);
 template <class P>
 bool is_work(const RequestState<P>& s, const WorkItem& item);
 
+// Whether the token that decode row `step` is fed is known to be no end of the sequence, and none lies before it.
+template <class P>
+bool token_is_known(const RequestState<P>& s, int step);
+
 // Begins the item's first loop, breaks off after half of the layers have written K and V, and poisons what it touched (S-FAIL-1).
 template <class P>
 void break_off(RunContext<P>& run, RequestState<P>& s, const WorkItem& item);

@@ -92,6 +92,7 @@ struct RequestState {
   std::vector<std::byte> snapshot;          // preempted requests only
   StepKeys row_keys;                        // observed of the row on its way
   std::string late_error;                   // of a row that may prove to lie past the end of the sequence
+  int late_error_step = 0;                  // the row counts from the first after the prompt
   RequestRecord record;                     // filled as results are read
 
   bool over() const { return phase == Phase::ended || phase == Phase::cancelled; }
