@@ -134,7 +134,7 @@ def sums(generator, solved, unsolved):
     return asked(prompt, questions, "sum")
 
 
-# ---- the traces: name -> (description, requests) ------------------------------------------------------------------------------
+# ---- the traces: name -> (description, requests, events) ----------------------------------------------------------------------
 
 def boundary_short(g):
     yield request(b"", passage(g, 2))
@@ -189,6 +189,45 @@ def text_2048(g):
     yield continued(g, 1984, 64, "kjv")
 
 
+def shared_prefix(g):
+    # Two whole windows of 64 and a few tokens more in common, then other texts; one window in common; nothing in common.
+    text = passage(g, 140, "kjv")
+    for common, length, new_tokens, arrival in ((139, 140, 5, 0), (131, 150, 4, 6), (139, 135, 4, 8), (70, 90, 3, 10), (0, 70, 3, 12)):
+        own = passage(g, max(0, length - 1 - common) + new_tokens)
+        prompt = (text[:common] + own)[:length - 1]
+        yield request(prompt, own[-new_tokens:], arrival=arrival)
+
+
+def batch(g):
+    # Decode rows come and go, one to eight at a time, while longer prompts are still being read.
+    for length, new_tokens, arrival in ((1, 8, 0), (2, 3, 0), (3, 6, 0), (5, 2, 1), (9, 7, 2), (17, 5, 2), (70, 4, 3), (130, 3, 6)):
+        yield continued(g, length, new_tokens, arrival=arrival)
+
+
+def cancelled(g):
+    for length, new_tokens, identity in ((200, 4, 0), (40, 8, 1), (66, 30, 2), (40, 4, 1), (130, 6, 4)):
+        yield continued(g, length, new_tokens, id=identity)
+
+
+def interrupted(g):
+    for length, new_tokens, arrival in ((130, 9, 0), (70, 8, 0), (20, 6, 2)):
+        yield continued(g, length, new_tokens, arrival=arrival)
+
+
+def late_end(g):
+    # A question whose answer the model closes with ']', the end-of-sequence id of the first and third request.
+    for eos, new_tokens, arrival in ((ord("]"), 14, 0), (NO_EOS, 5, 0), (ord("]"), 14, 1)):
+        question = needle(g, 100, 1)
+        start = bytes(question["forced"][:question["answer_mask"].index(1)])
+        yield request(bytes(question["prompt"][1:]) + start, max_new_tokens=new_tokens, task="needle", eos_token_id=eos, arrival=arrival)
+
+
+def mixed_depths(g):
+    depths = ([4, 1, 3, 2, 4, 1], [4, 2, 1, 4, 3, 2], [4] * 6, [1] * 6)
+    for length, exits, arrival in zip((9, 70, 33, 5), depths, (0, 0, 2, 3)):
+        yield dict(continued(g, length, len(exits), arrival=arrival), exit_depths=exits)
+
+
 TRACES = {
     "boundary-short": ("Prompts of 1, 7, 63, 64, 65 tokens, two forced tokens each: around one 64-token group", boundary_short),
     "boundary-long": ("Prompts of 127, 128, 129, 191, 192 tokens, two forced tokens each: around two and three 64-token groups", boundary_long),
@@ -201,14 +240,24 @@ TRACES = {
     "sum": ("Six solved sums in the prompt, six to be solved", lambda g: iter([sums(g, 6, 6)])),
     "needle-2k": ("Four codes in 1900 tokens of prose, asked in another order", lambda g: iter([needle(g, 1900, 4)])),
     "text-2048": ("Prose, prompt 1984, 64 forced: all 2048 positions of the shipped model", text_2048),
+    "shared-prefix": ("Five prompts of 140, 150, 135, 90, 70 tokens, alike in their first 140, 132, 135, 71 and 1, arriving at 0, 6, 8, 10, 12", shared_prefix),
+    "batch": ("Eight requests of 1 to 130 tokens that arrive and end at different times: one to eight decode rows beside prompts", batch),
+    "cancelled": ("Cancelled in the prompt, in an early and in a late decode row; an id taken over from a cancelled request; one undisturbed", cancelled,
+                  [(2, "cancel", 0), (8, "cancel", 1), (8, "reuse_id", 3), (30, "cancel", 2)]),
+    "interrupted": ("Three requests preempted and resumed at different boundaries, the first four times", interrupted,
+                    [(1, "preempt", 0), (3, "resume", 0), (6, "preempt", 0), (6, "preempt", 1), (9, "resume", 0), (10, "resume", 1), (15, "preempt", 0),
+                     (17, "preempt", 2), (19, "resume", 2), (20, "resume", 0), (25, "preempt", 0), (29, "resume", 0)]),
+    "late-end": ("Free running: two answers closed by ']' as end-of-sequence id before their last token, one without end-of-sequence id", late_end),
+    "mixed-depths": ("Four requests with forced exit depths: 4,1,3,2,4,1; 4,2,1,4,3,2; all 4; all 1", mixed_depths),
 }
 
 
 def make(name):
-    description, requests = TRACES[name]
+    description, requests, *events = TRACES[name]
     trace = dict(name=name, description=description, source="data/make_traces.py, generator seeded by the name; data/corpus/*.held.txt", requests=[])
     for i, made in enumerate(requests(Generator(name))):
         trace["requests"].append(dict(id=i, arrival=0, eos_token_id=NO_EOS, seed=0) | made)
+    trace["events"] = events[0] if events else []
     return trace
 
 
@@ -226,6 +275,12 @@ def write(path, trace):
             for key, dtype in (("prompt", "<i4"), ("forced", "<i4"), ("exit_depths", "u1"), ("answer_mask", "u1")):
                 if made.get(key) is not None:
                     group.create_dataset(key, data=np.asarray(made[key], dtype), track_times=False)
+        if trace["events"]:
+            submissions, kinds, targets = zip(*trace["events"])
+            group = file.create_group("events")
+            group.create_dataset("submission", data=np.asarray(submissions, "<i4"), track_times=False)
+            group.create_dataset("kind", data=list(kinds), dtype=h5py.string_dtype(), track_times=False)
+            group.create_dataset("request", data=np.asarray(targets, "<i4"), track_times=False)
 
 
 def read(path):
@@ -237,6 +292,8 @@ def read(path):
             group = file[f"requests/{i}"]
             found = {key: value if isinstance(value, str) else int(value) for key, value in group.attrs.items()}
             trace["requests"].append(found | {key: dataset[()].tolist() for key, dataset in group.items()})
+        events = file.get("events", {"submission": [], "kind": [], "request": []})
+        trace["events"] = [(int(at), kind.decode(), int(target)) for at, kind, target in zip(events["submission"], events["kind"], events["request"])]
     return trace
 
 
@@ -246,7 +303,7 @@ def check(name):
     if not path.exists():
         return f"{name}: not published"
     published, made = read(path), make(name)
-    for key in ("name", "description", "source"):
+    for key in ("name", "description", "source", "events"):
         if published[key] != made[key]:
             return f"{name}: {key} differs"
     if len(published["requests"]) != len(made["requests"]):

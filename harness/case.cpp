@@ -223,6 +223,12 @@ bool is_planned(std::string_view schedule) {
   return std::find(planned.begin(), planned.end(), schedule) != planned.end();
 }
 
+bool has_part(const ModeSpec& mode, std::string_view name) {
+  if (name.empty() || mode.schedule == name) return true;
+  return (name == "prefix" && mode.prefix) || (name == "preempt" && mode.preempt) || (name == "async" && mode.async) ||
+         (name == "graph" && mode.graph);
+}
+
 std::string available_modes() {
   return joined(std::span(kSchedules).first(kPlannedSchedules)) + ", each with any of " + joined(kModifiers);
 }

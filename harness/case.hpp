@@ -80,6 +80,8 @@ std::span<const std::string_view> modifier_names();
 // What this version plans: "serial, split, mixed, wcpb, each with any of prefix, preempt, async, graph".
 std::string available_modes();
 bool is_planned(std::string_view schedule);
+// Whether the mode has this schedule or modifier; every mode has "".
+bool has_part(const ModeSpec& mode, std::string_view name);
 
 // "split.p100+async" <-> ModeSpec. The parser throws ConfigError naming the offending part and listing the accepted words; another order or
 // spelling is refused with the right one.

@@ -30,6 +30,7 @@ struct RunCommandOptions {
   std::string case_text;
   std::string trace_file;
   std::string mutant;
+  std::string failure;
   std::string decisions_file;
   std::string dump_file;
   std::vector<std::string> dump_only;
@@ -43,13 +44,17 @@ struct Request {
   Trace trace;
   Case value;  // its configuration is normalized: equal ids give equal effective configurations
   Fault fault = Fault::none;
+  PlanOptions plan;
 };
 
-void check_fault_can_act(Fault fault, const AlgorithmConfig& config) {
+void check_fault_can_act(Fault fault, const Case& value) {
   const auto faults = planted_faults();
   const auto info = std::find_if(faults.begin(), faults.end(), [&](const FaultInfo& candidate) { return candidate.fault == fault; });
   if (info == faults.end()) return;
-  const std::string switches = switches_text(config);
+  if (!has_part(value.mode, info->mode)) {
+    throw ConfigError("--mutant " + std::string(info->name) + " cannot act in mode " + mode_text(value.mode) + ": it needs " + std::string(info->mode));
+  }
+  const std::string switches = switches_text(value.config);
   for (std::size_t i = 0; i + 1 < info->needs.size(); i += 2) {
     if (switches.find(info->needs.substr(i, 2)) == std::string::npos) {
       throw ConfigError("--mutant " + std::string(info->name) + " cannot act under " + switches + ": it needs " + std::string(info->needs));
@@ -85,6 +90,7 @@ Request read_request(const RunCommandOptions& options) {
     request.value = {request.settings.mode, normalized(request.settings.config), ""};
   }
   if (!options.mutant.empty()) request.fault = parse_fault(options.mutant);
+  if (!options.failure.empty()) request.plan.failure = parse_plan_failure(options.failure);
 
   request.trace = read_trace(options.trace_file.empty() ? trace_path(request.value.trace) : std::filesystem::path(options.trace_file));
   if (options.case_text.empty()) request.value.trace = request.trace.name;
@@ -93,7 +99,7 @@ Request read_request(const RunCommandOptions& options) {
   }
   require_runnable(request.value);
   check_exit_depths(request.value, request.trace);
-  check_fault_can_act(request.fault, request.value.config);
+  check_fault_can_act(request.fault, request.value);
   return request;
 }
 
@@ -125,7 +131,7 @@ Outcome replay_request(const RunCommandOptions& options, const Request& request)
     throw TraceError("trace " + request.trace.name + " does not fit the model: " + faults[0] +
                      (faults.size() > 1 ? " (and " + std::to_string(faults.size() - 1) + " more)" : ""));
   }
-  const Plan plan = make_plan(request.value.mode, request.trace, config);
+  const Plan plan = make_plan(request.value.mode, request.trace, config, request.plan);
   const std::unique_ptr<Executor> executor = make_executor(request.settings.executor, checkpoint);
 
   RunOptions run_options;
@@ -171,7 +177,8 @@ void print_request(const Outcome& outcome, const Trace& trace, std::size_t index
   const RequestRecord& request = outcome.record.requests[index];
   const bool forced = trace.requests[index].teacher_forced();
   std::cout << "\nrequest " << index << "  id " << trace.requests[index].id << ", prompt " << request.prompt_length << ", "
-            << request.tokens.size() << (forced ? " forced, " : " generated, ") << request.fed << " forwarded\n";
+            << request.tokens.size() << (forced ? " forced, " : " generated, ") << request.fed << " forwarded"
+            << (request.outcome == RequestOutcome::cancelled ? ", cancelled" : "") << "\n";
   if (!request.active[0].empty()) {
     std::cout << "  active   loop 3: " << request.active[0].size() << ", loop 4: " << request.active[1].size() << " of "
               << request.prompt_length << "\n";
@@ -192,6 +199,17 @@ void print_request(const Outcome& outcome, const Trace& trace, std::size_t index
   }
 }
 
+// Only what happened: most counters of most modes are 0.
+void print_counters(const RunRecord& record) {
+  std::cout << "\ncounters\n";
+  for (const RunCounterField& field : run_counter_fields()) {
+    const std::int64_t value = record.counters.*field.member;
+    if (value != 0) std::cout << "  " << value << "  " << field.name << ": " << field.description << "\n";
+  }
+  const std::string held = describe(record.held_at_drain);
+  std::cout << "  held at the end: " << (held.empty() ? "nothing" : held) << "\n";
+}
+
 std::string forced_text(const FileDecisions& forced) {
   std::string text = std::to_string(forced.token_sets) + " token sets, keys of " + std::to_string(forced.key_steps) + " steps, exits of " +
                      std::to_string(forced.exit_steps) + " steps";
@@ -210,6 +228,7 @@ void print_console(const Outcome& outcome, const Trace& trace, const std::string
             << "seconds   " << outcome.seconds << "\n";
   if (outcome.forced) std::cout << "forced    " << forced_text(*outcome.forced) << "\n";
   for (std::size_t i = 0; i < record.requests.size(); ++i) print_request(outcome, trace, i);
+  print_counters(record);
   if (!outcome.digests.empty()) {
     std::cout << "\ndigests (" << kDigestVersion << ")\n";
     for (const auto& [group, digest] : outcome.digests) std::cout << "  " << digest << "  " << group << "\n";
@@ -234,6 +253,7 @@ void print_json(const Outcome& outcome, const Trace& trace, const std::string& d
     nlohmann::ordered_json entry{{"id", trace.requests[i].id},
                                  {"prompt_length", request.prompt_length},
                                  {"forced", trace.requests[i].teacher_forced()},
+                                 {"outcome", to_string(request.outcome)},
                                  {"fed", request.fed},
                                  {"tokens", request.tokens},
                                  {"exit_depths", request.exit_depths},
@@ -242,6 +262,9 @@ void print_json(const Outcome& outcome, const Trace& trace, const std::string& d
     if (outcome.byte_level) entry["text"] = printable_text(request.tokens);
     json["requests"].push_back(std::move(entry));
   }
+  nlohmann::ordered_json& counters = json["counters"];
+  for (const RunCounterField& field : run_counter_fields()) counters[std::string(field.name)] = record.counters.*field.member;
+  json["held_at_drain"] = describe(record.held_at_drain);
   if (outcome.forced) {
     json["forced_decisions"] = {{"token_sets", outcome.forced->token_sets},
                                 {"key_steps", outcome.forced->key_steps},
@@ -265,6 +288,10 @@ void add_run_command(CLI::App& app, int& exit_code) {
   command->add_option("--mutant", options->mutant, "Plant a known fault (loopgauge sweep --list-mutants); never a result")
       ->type_name("NAME");
   command
+      ->add_option("--fail", options->failure,
+                   "Let one submission fail, allocation@17 or launch@17, 17 its index in the plan; its requests are rewound and go on")
+      ->type_name("KIND@N");
+  command
       ->add_option("--decisions", options->decisions_file,
                    "Take selected tokens, keys and exit depths from this dump or expected file instead of deciding: what still differs is "
                    "arithmetic")
@@ -283,6 +310,7 @@ void add_run_command(CLI::App& app, int& exit_code) {
       "Examples:\n"
       "  loopgauge run serial/t1s0q0/text-512\n"
       "  loopgauge run split/t1s1q1:streaming:serial_aligned/needle-1k --dump needle.h5\n"
+      "  loopgauge run wcpb+prefix+async/t1s0q0:w64/shared-prefix --fail launch@17\n"
       "  loopgauge run --trace data/traces/kv-700.h5 --switches t0s0q1 --policy rolling --tail 32 --digest\n"
       "  loopgauge run serial/t0s0q0/copy --profile double --dump copy.h5 --dump-only logits,hidden\n"
       "  loopgauge run serial/t1s0q0/text-512 --decisions mine.h5 --dump forced.h5\n"

@@ -83,7 +83,8 @@ void apply_config(CLI::App& command, const std::filesystem::path& file) {
 
 void print_mutants() {
   for (const FaultInfo& info : planted_faults()) {
-    std::cout << info.name << "\t" << (info.needs.empty() ? "any" : info.needs) << "\t" << info.description << "\n";
+    std::cout << info.name << "\t" << (info.needs.empty() ? "any" : info.needs) << "\t" << (info.mode.empty() ? "any" : info.mode) << "\t"
+              << info.description << "\n";
   }
 }
 
@@ -202,7 +203,7 @@ void prepare(Sweep& sweep, const SweepOptions& options) {
   sweep.report.meta = make_meta(sweep, options, selection);
   if (sweep.report.meta.case_count == 0) {
     throw ConfigError("mutant " + options.mutant +
-                      " cannot act in any selected case: it needs the switches that `sweep --list-mutants` prints");
+                      " cannot act in any selected case: it needs the switches and the mode that `sweep --list-mutants` prints");
   }
   sweep.report.cases = planned_rows(request, sweep.cases, sweep.executors, sweep.checkpoint.config);
 }
@@ -313,13 +314,15 @@ void add_sweep_command(CLI::App& app, int& exit_code) {
                     "Repeat every setting with taps attached and require equal bits (always on for --set smoke)");
   CLI::Option* mutant =
       command->add_option("--mutant", options->mutant, "Plant a known fault in the reference; the sweep must fail")->type_name("NAME");
-  command->add_flag("--list-mutants", options->list_mutants, "Print the faults: name, switches they need, description")->excludes(mutant);
+  command->add_flag("--list-mutants", options->list_mutants, "Print the faults: name, switches and mode that they need, description")->excludes(mutant);
   command->add_option("--output", options->output, "console, json, csv")->type_name("FORMAT")->capture_default_str();
   command->footer(
       "Examples:\n"
       "  loopgauge sweep --set smoke --report smoke.h5\n"
       "  loopgauge sweep --set ci --filter '*q1:streaming*' --executor reference\n"
       "  loopgauge sweep --set ci --shard 2/4 --report shard-2.h5 --resume\n"
+      "  loopgauge sweep --set modes --filter 'wcpb+*' --executor reference\n"
+      "  loopgauge sweep --set ci --mode serial mixed.b64+prefix+preempt async+graph --filter '*/four'\n"
       "  loopgauge sweep --set smoke --mutant early_flush\n"
       "Exit codes: 0 passed; 1 a case failed; 4 no device for --executor optimized; 5 a requested case was not run; 6 a case could not\n"
       "be judged.");

@@ -105,7 +105,17 @@ AuditResult audit(const RunRecord& record, const Trace& trace, const EffectiveCo
                          .has_events = false,
                          .rounds_bfloat16 = record.profile != "double",
                          .executed = {}};
-    for (const TraceEvent& event : trace.events) context.has_events = context.has_events || event.request == context.index;
+    bool may_be_cancelled = false;
+    for (const TraceEvent& event : trace.events) {
+      if (event.request != context.index) continue;
+      context.has_events = true;
+      may_be_cancelled |= event.kind == TraceEventKind::cancel;
+    }
+    if (context.record.outcome == RequestOutcome::cancelled) {
+      // What it holds is a part of an undisturbed run's record, with which the sweep compares it.
+      log.require(may_be_cancelled, Rule::record_shape, context.place(), 0, 1, 0, "cancelled (no event of the trace asks for it)");
+      continue;
+    }
     if (!audit_shapes(context)) continue;
     context.executed = executed_loops(context.record, context.config.selects_tokens());
     audit_decisions(context);

@@ -254,6 +254,8 @@ Drift measure_drift(const RunRecord& dense, const RunRecord& candidate, const Tr
     const RequestRecord& d = dense.requests[i];
     const RequestRecord& c = candidate.requests[i];
     const TraceRequest& request = trace.requests[i];
+    // How far a cancelled request came depends on the plan.
+    if (d.outcome == RequestOutcome::cancelled || c.outcome == RequestOutcome::cancelled) continue;
     if (d.logits.shape.size() != 2 || c.logits.shape.size() != 2 || d.logits.extent(1) != c.logits.extent(1)) {
       throw InternalError("drift of request " + std::to_string(i) + ": logits are absent or their vocabularies differ");
     }

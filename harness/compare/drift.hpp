@@ -79,7 +79,7 @@ struct Drift {
   std::optional<TaskAccuracy> task;  // traces with an answer_mask
 };
 
-// Both records must hold logits of the same trace. Throws InternalError when requests or vocabularies differ or logits are absent.
+// Both records must hold logits of the same trace; requests that either run cancelled are left out. Throws InternalError when requests or vocabularies differ or logits are absent.
 Drift measure_drift(const RunRecord& dense, const RunRecord& candidate, const Trace& trace, const DriftOptions& options = {});
 
 // Building blocks, exposed for the tests and for tables of other distances.

@@ -36,6 +36,14 @@ void write_vector(const h5::Group& group, const std::string& name, const std::ve
   if (!values.empty()) group.write(name, values);
 }
 
+// [P + fed, 4], empty when the run did not count.
+Tensor<std::uint8_t> executions(const RequestRecord& request) {
+  if (request.executions.empty()) return {};
+  Tensor<std::uint8_t> table({static_cast<std::int64_t>(request.executions.size() / kLoops), kLoops});
+  table.data = request.executions;
+  return table;
+}
+
 class RequestWriter {
  public:
   RequestWriter(const h5::Group& group, const RequestRecord& request, const std::vector<std::string>& only)
@@ -43,9 +51,11 @@ class RequestWriter {
 
   void write() const {
     group_.set_attribute("prompt_length", request_.prompt_length);
+    group_.set_attribute("outcome", to_string(request_.outcome));
     group_.write("tokens", request_.tokens);
     group_.write("exit_depths", request_.exit_depths);
     group_.write("encoded_frontier", request_.encoded_frontier);
+    write_tensor(group_, "executions", executions(request_));
     if (wanted("logits")) write_tensor(group_, "logits", request_.logits);
     if (wanted("gate")) write_tensor(group_, "gate", request_.gate);
     if (wanted("hidden") && !request_.hidden[0].empty()) {
@@ -216,24 +226,29 @@ class RequestReader {
   RequestReader(const h5::Group& group, std::size_t loops) : group_(group), loops_(loops) {}
 
   RequestRecord read() {
-    static constexpr std::array<std::string_view, 12> kMembers{"tokens", "logits", "hidden", "gate", "exit_depths",      "scores",
-                                                               "active", "keys",   "mass",   "kv",   "encoded_frontier", "codec"};
-    static constexpr std::array<std::string_view, 1> kAttributes{"prompt_length"};
+    static constexpr std::array<std::string_view, 13> kMembers{"tokens", "logits", "hidden", "gate",  "exit_depths",      "scores",    "active",
+                                                               "keys",   "mass",   "kv",     "codec", "encoded_frontier", "executions"};
+    static constexpr std::array<std::string_view, 2> kAttributes{"prompt_length", "outcome"};
     group_.allow_only(kMembers, kAttributes);
     request_.tokens = read_tensor<std::int32_t>(group_, "tokens", {-1}).data;
     request_.encoded_frontier = read_tensor<std::int32_t>(group_, "encoded_frontier", {-1}).data;
     const auto tokens = static_cast<std::int64_t>(request_.tokens.size());
     request_.exit_depths = read_tensor<std::uint8_t>(group_, "exit_depths", {tokens}).data;
-    fed_ = static_cast<std::int64_t>(request_.encoded_frontier.size()) - 1;
-    // Forced tokens are all forwarded, the last emitted one is not.
-    if (fed_ != tokens && fed_ != std::max<std::int64_t>(0, tokens - 1)) {
-      group_.fail("encoded_frontier has " + std::to_string(fed_ + 1) +
-                  " entries, which fits neither forced nor emitted tokens (tokens has " + std::to_string(tokens) + ")");
+    read_outcome();
+    const auto entries = static_cast<std::int64_t>(request_.encoded_frontier.size());
+    const bool cancelled = request_.outcome == RequestOutcome::cancelled;
+    fed_ = cancelled && entries == 0 ? 0 : entries - 1;
+    // Forced tokens are all forwarded, the last emitted one is not; a cancelled request stopped anywhere.
+    const bool fits = cancelled ? fed_ >= 0 && fed_ <= tokens : fed_ == tokens || fed_ == std::max<std::int64_t>(0, tokens - 1);
+    if (!fits) {
+      group_.fail("encoded_frontier has " + std::to_string(entries) + " entries, which fits neither forced nor emitted tokens (tokens has " +
+                  std::to_string(tokens) + ")");
     }
     request_.fed = static_cast<int>(fed_);
     read_prompt_length();
     if (group_.has("logits")) request_.logits = read_tensor<float>(group_, "logits", {1 + fed_, -1});
     if (group_.has("gate")) request_.gate = read_tensor<float>(group_, "gate", {rows_, kLoops});
+    if (group_.has("executions")) request_.executions = read_tensor<std::uint8_t>(group_, "executions", {rows_, kLoops}).data;
     if (group_.has("hidden")) read_hidden();
     read_selected_tokens();
     if (group_.has("mass") || group_.has("keys")) read_selected_keys();
@@ -243,6 +258,16 @@ class RequestReader {
   }
 
  private:
+  void read_outcome() {
+    if (!group_.has_attribute("outcome")) return;  // written by a version without cancellation
+    const std::string text = group_.string_attribute("outcome");
+    if (text == to_string(RequestOutcome::cancelled)) {
+      request_.outcome = RequestOutcome::cancelled;
+    } else if (text != to_string(RequestOutcome::completed)) {
+      group_.fail("outcome \"" + text + "\" is neither completed nor cancelled");
+    }
+  }
+
   void read_prompt_length() {
     std::int64_t length = -1;
     if (group_.has_attribute("prompt_length")) {

@@ -24,8 +24,7 @@ void PrefixRule::publish(const RequestProgress& progress, std::int64_t clock, st
   const int windows = std::min(progress.completed_windows(), progress.sharable_windows());
   int& seen = seen_[static_cast<std::size_t>(request)];
   if (windows <= seen) return;
-  // Planes are published before the flush at the end of the prompt (S-PFX-3).
-  if (config_.q().enabled && config_.q().policy != EncodingPolicy::streaming && progress.prompt_complete()) return;
+  if (progress.prompt_complete()) return;
   bool news = false;
   for (int w = seen; w < windows; ++w) news |= !entries_.contains(tokens(request, w));
   seen = windows;

@@ -114,6 +114,22 @@ struct MemoryRow {
   std::int64_t physical_bytes = 0;  // bytes taken, padding and page granularity included
 };
 
+// What the run did, a row per counter (models/run_record.hpp, RunCounters).
+struct CounterRow {
+  std::string name;
+  std::int64_t value = 0;
+};
+
+// Execution-dependent timing: this plan against the serial plan, per logits row.
+struct DivergenceRow {
+  std::int64_t request = 0;
+  std::int64_t row = 0;
+  std::int64_t position = 0;                     // absolute position whose hidden state the row is read from
+  double kl = kNotApplicable;                    // KL(serial || this plan)
+  bool same_top1 = false;
+  double max_logit_difference = kNotApplicable;  // absolute
+};
+
 struct TimingRow {
   std::string phase;  // "run": the whole case on this executor
   std::int64_t repetition = 0;
@@ -157,6 +173,8 @@ struct CaseResult {
   std::vector<AcceptanceRow> acceptance;
   std::vector<MemoryRow> memory;
   std::vector<TimingRow> timings;
+  std::vector<CounterRow> counters;
+  std::vector<DivergenceRow> divergence;
 };
 
 struct ReportMeta {

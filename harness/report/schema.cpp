@@ -187,4 +187,26 @@ std::span<const Column<TimingRow>> columns() {
   return list;
 }
 
+template <>
+std::span<const Column<CounterRow>> columns() {
+  static constexpr Column<CounterRow> list[] = {
+      {"name", "", "Counter of the run", &CounterRow::name},
+      {"value", "1", "Count over the whole run; snapshot_bytes in bytes", &CounterRow::value},
+  };
+  return list;
+}
+
+template <>
+std::span<const Column<DivergenceRow>> columns() {
+  static constexpr Column<DivergenceRow> list[] = {
+      {"request", "1", "Request, from 0", &DivergenceRow::request},
+      {"row", "1", "Logits row: 0 after the prompt, j + 1 after feeding token j", &DivergenceRow::row},
+      {"position", "1", "Absolute position whose hidden state the row is read from", &DivergenceRow::position},
+      {"kl", "1", "KL(serial plan || this plan) in nats", &DivergenceRow::kl},
+      {"same_top1", "1", "Whether the top-1 token is that of the serial plan", &DivergenceRow::same_top1},
+      {"max_logit_difference", "1", "Largest absolute difference of a logit", &DivergenceRow::max_logit_difference},
+  };
+  return list;
+}
+
 }  // namespace loopgauge::harness

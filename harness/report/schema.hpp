@@ -53,6 +53,10 @@ template <>
 std::span<const Column<MemoryRow>> columns();
 template <>
 std::span<const Column<TimingRow>> columns();
+template <>
+std::span<const Column<CounterRow>> columns();
+template <>
+std::span<const Column<DivergenceRow>> columns();
 
 // Calls visit(name, description, pointer to the vector member of CaseResult) for every table of /case/<n>/.
 template <class Visit>
@@ -67,6 +71,8 @@ void visit_tables(Visit&& visit) {
   visit("acceptance", "Speculation, a row per draft position", &CaseResult::acceptance);
   visit("memory", "Bytes per category, a row per category, phase and source", &CaseResult::memory);
   visit("timing", "Wall time, a row per phase and repetition", &CaseResult::timings);
+  visit("counters", "What the run did, a row per counter", &CaseResult::counters);
+  visit("divergence", "Distance from the serial plan under execution_dependent timing, a row per logits row", &CaseResult::divergence);
 }
 
 // The value as text: numbers in the shortest form that reads back exactly, NaN as "", booleans as "true" and "false".

@@ -13,7 +13,10 @@
 #include "harness/interrupt.hpp"
 #include "harness/io/digest.hpp"
 #include "harness/planner/planner.hpp"
+#include "harness/replay.hpp"
 #include "harness/sweep/conformance_checks.hpp"
+#include "harness/sweep/mode_checks.hpp"
+#include "harness/sweep/plan_divergence.hpp"
 #include "models/error.hpp"
 
 namespace loopgauge::harness {
@@ -58,6 +61,7 @@ RunRecord logits_only(const RunRecord& record) {
   for (const RequestRecord& request : record.requests) {
     RequestRecord logits;
     logits.prompt_length = request.prompt_length;
+    logits.outcome = request.outcome;
     logits.fed = request.fed;
     logits.tokens = request.tokens;
     logits.logits = request.logits;
@@ -111,20 +115,16 @@ void CaseRunner::enter_trace(const Trace& trace) {
   if (trace_ == &trace) return;
   trace_ = &trace;
   serial_rows_.clear();
+  whole_id_.clear();
+  whole_.reset();
 }
 
 CaseRunner::Run CaseRunner::run(const Case& value, const Trace& trace, const RunOptions& options) {
   const EffectiveConfig config = resolve(value);
-  const Plan plan = make_plan(value.mode, trace, config);
-  const auto start = std::chrono::steady_clock::now();
-  executor_.begin(trace, config, options);
-  for (const Submission& submission : plan.submissions) {
-    throw_if_interrupted();
-    executor_.submit(submission);
-  }
   Run result;
-  result.record = executor_.finish();
-  result.record.mode = plan.mode;
+  result.plan = make_plan(value.mode, trace, config);
+  const auto start = std::chrono::steady_clock::now();
+  result.record = replay_watched(executor_, result.plan, trace, config, options, nullptr);
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return result;
 }
@@ -158,7 +158,15 @@ void CaseRunner::judge_record(const Case& value, const Trace& trace, const RunRe
   if (conformance_ == nullptr) return;
   if (conformance_->failure) std::rethrow_exception(conformance_->failure);
   if (!operations_) operations_ = std::make_unique<OperationReference>(checkpoint_);
-  judge_conformance(executor_, checkpoint_, *operations_, value, trace, record, *conformance_->baseline, row);
+  const auto judge = [&](const Trace& whole, const RunRecord& own) {
+    judge_conformance(executor_, checkpoint_, *operations_, value, whole, own, *conformance_->baseline, row);
+  };
+  if (!disturbs(trace)) {
+    judge(trace, record);
+    return;
+  }
+  const Trace whole = undisturbed(trace);
+  judge(whole, run_all_groups(value, whole).record);
 }
 
 const CaseResult& CaseRunner::serial_row(const Case& value, const Trace& trace) {
@@ -173,6 +181,39 @@ const CaseResult& CaseRunner::serial_row(const Case& value, const Trace& trace) 
     found = serial_rows_.emplace(id, std::move(row)).first;
   }
   return found->second;
+}
+
+const CaseRunner::Run& CaseRunner::whole_run(const Case& value, const Trace& trace) {
+  const Case serial = with_mode(value, "serial");
+  if (const std::string id = case_id(serial); whole_id_ != id) {
+    whole_.reset();
+    whole_ = run_all_groups(serial, undisturbed(trace));
+    whole_id_ = id;
+  }
+  return *whole_;
+}
+
+void CaseRunner::compare_with_whole(const Case& value, const Trace& trace, const Run& actual, CaseResult& row) {
+  const EffectiveConfig config = resolve(value);
+  const Run& whole = whole_run(value, trace);
+  RunRecord expected = whole.record;
+  std::string extents;  // of the cancelled requests
+  for (std::size_t i = 0; i < std::min(expected.requests.size(), actual.record.requests.size()); ++i) {
+    const RequestRecord& kept = actual.record.requests[i];
+    const std::string fault =
+        cancellation_fault(actual.plan, config, trace.requests[i], static_cast<int>(i), whole.record.requests[i], kept);
+    if (!fault.empty()) {
+      row.checks.push_back(failed_check(kEqualsUndisturbedCheck, "request " + std::to_string(i) + ": " + fault));
+      return;
+    }
+    if (kept.outcome != RequestOutcome::cancelled) continue;
+    expected.requests[i] = cut_to(whole.record.requests[i], kept, config.window());
+    extents += ", request " + std::to_string(i) + " cancelled after " + std::to_string(kept.encoded_frontier.size()) + " logits rows";
+  }
+  const RecordComparison comparison = compare_records(expected, actual.record, config.window());
+  row.checks.push_back(comparison.identical() ? passed_check(kEqualsUndisturbedCheck, "same bits as the undisturbed serial run" + extents)
+                                              : failed_check(kEqualsUndisturbedCheck, "bits differ from the undisturbed serial run: " +
+                                                                                          divergence_text(comparison)));
 }
 
 void CaseRunner::compare_with_serial(const Case& value, const Trace& trace, const Run& actual, const CountingTap* tap,
@@ -230,18 +271,25 @@ void CaseRunner::judge(const Case& value, const Trace& trace, const Companions& 
 void CaseRunner::judge_or_throw(const Case& value, const Trace& trace, const Companions& companions, CaseResult& row) {
   DenseBaselines::Claim claim;
   if (value.mode == ModeSpec{} && is_dense(value.config)) claim = baselines_.claim(trace.name);
-  const bool must_equal_serial = value.mode != ModeSpec{} && plans_agree(resolve(value));
+  const EffectiveConfig config = resolve(value);
+  const bool disturbed = disturbs(trace);
+  const bool must_equal_serial = value.mode != ModeSpec{} && plans_agree(config) && !disturbed;
   CountingTap tap;
   const bool tapped = options_.repeat_with_taps && must_equal_serial;
   Run actual = run_all_groups(value, trace, tapped ? &tap : nullptr);
   row.digests = digest_rows(actual.digests);
   set_time(row, actual.seconds);
+  set_counters(row, actual.record.counters);
   if (claim) claim.fulfil(logits_only(actual.record));
 
   bool judged = false;
-  if (value.mode != ModeSpec{}) {
+  if (disturbed && plans_agree(config)) {
+    compare_with_whole(value, trace, actual, row);
+  } else if (value.mode != ModeSpec{} || disturbed) {
     if (!must_equal_serial) {
-      row.checks.push_back(skipped_check(kEqualsSerialCheck, "execution_dependent timing promises no equality between plans"));
+      row.divergence = plan_divergence(whole_run(value, trace).record, actual.record);
+      row.checks.push_back(
+          skipped_check(kEqualsSerialCheck, "execution_dependent timing promises no equality between plans: " + divergence_summary(row.divergence)));
     } else {
       const CaseResult& serial = companions.serial != nullptr ? *companions.serial : serial_row(value, trace);
       compare_with_serial(value, trace, actual, tapped ? &tap : nullptr, serial, row);
@@ -268,9 +316,10 @@ void CaseRunner::judge_or_throw(const Case& value, const Trace& trace, const Com
     }
   }
   if (!judged) judge_record(value, trace, actual.record, row);
+  for (CheckRow& check : mode_checks(value.mode, actual.plan, trace, config, actual.record)) row.checks.push_back(std::move(check));
   if (options_.repeat_with_taps && !tapped) {
     row.checks.push_back(
-        companions.tapped_later && plans_agree(resolve(value))
+        companions.tapped_later && plans_agree(config) && !disturbed
             ? skipped_check(kRepeatWithTapsCheck, "another plan of the same settings runs with taps and must give these bits")
             : repeat_with_taps(value, trace, actual));
   }
@@ -286,6 +335,7 @@ void CaseRunner::judge_mutant(const Case& value, const Trace& trace, Fault fault
     clean_row.digests = digest_rows(clean->digests);
     set_time(clean_row, clean->seconds);
     clean_row.checks.push_back(audit_check(audit(clean->record, trace, resolve(value), checkpoint_, options_.audit)));
+    for (CheckRow& check : mode_checks(value.mode, clean->plan, trace, resolve(value), clean->record)) clean_row.checks.push_back(std::move(check));
     decide(clean_row);
   });
   if (!clean) {
@@ -305,6 +355,7 @@ void CaseRunner::judge_mutant_or_throw(const Case& value, const Trace& trace, Fa
   set_time(row, mutant.seconds);
   const EffectiveConfig config = resolve(value);
   row.checks.push_back(audit_check(audit(mutant.record, trace, config, checkpoint_, options_.audit)));
+  for (CheckRow& check : mode_checks(value.mode, mutant.plan, trace, config, mutant.record)) row.checks.push_back(std::move(check));
   const RecordComparison comparison = compare_records(clean, mutant.record, config.window());
   row.checks.push_back(comparison.identical() ? passed_check(kEqualsCleanCheck, "the fault changes nothing in this case")
                                               : failed_check(kEqualsCleanCheck, divergence_text(comparison)));

@@ -42,7 +42,9 @@ class CaseRunner {
   CaseRunner(Executor& executor, const Checkpoint& checkpoint, DenseBaselines& baselines, CaseRunnerOptions options);
 
   // Fills verdict, numbers and tables of `row`, whose identity is set. Checks: audit of the record against the specification; bits equal to
-  // the serial plan's where the specification promises them; repetition with taps if asked; drift against dense; predicted memory.
+  // the serial plan's where the specification promises them, the distance from them elsewhere; with a trace that cancels or preempts, bits
+  // equal to those of the serial plan of the undisturbed trace, cancelled requests as far as they came; what the mode promises
+  // (mode_checks.hpp); repetition with taps if asked; drift against dense; predicted memory.
   // Exceptions of the run become the row's status: NumericError failed, UnsupportedError not_run, anything else error.
   // With `conformance` the record is also compared with the reference's (checks decision_forced, teacher_forced, free_run).
   void judge(const Case& value, const Trace& trace, const Companions& companions, CaseResult& row,
@@ -65,6 +67,7 @@ class CaseRunner {
 
   struct Run {
     RunRecord record;
+    Plan plan;
     std::unique_ptr<KeyLogitTap> keys;  // of a run that is to be kept
     Digests digests;
     double seconds = 0.0;
@@ -90,6 +93,9 @@ class CaseRunner {
   static CheckRow tap_check(const CountingTap& tap);
   CheckRow repeat_with_taps(const Case& value, const Trace& trace, const Run& first);
   const CaseResult& serial_row(const Case& value, const Trace& trace);
+  // The run of the serial plan of the undisturbed trace, kept for the cases of one setting.
+  const Run& whole_run(const Case& value, const Trace& trace);
+  void compare_with_whole(const Case& value, const Trace& trace, const Run& actual, CaseResult& row);
   void enter_trace(const Trace& trace);
   EffectiveConfig resolve(const Case& value) const;
 
@@ -106,6 +112,8 @@ class CaseRunner {
   // Of the current trace.
   const Trace* trace_ = nullptr;
   std::map<std::string, CaseResult> serial_rows_;  // by case id; serial runs that are no row of the report
+  std::string whole_id_;                           // the case that whole_ is of
+  std::optional<Run> whole_;
 };
 
 }  // namespace loopgauge::harness

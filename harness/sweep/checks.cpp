@@ -117,6 +117,11 @@ void decide(CaseResult& result) {
   }
 }
 
+void set_counters(CaseResult& result, const RunCounters& counters) {
+  result.counters.clear();
+  for (const RunCounterField& field : run_counter_fields()) result.counters.push_back({std::string(field.name), counters.*field.member});
+}
+
 std::vector<DigestRow> digest_rows(const Digests& digests) {
   std::vector<DigestRow> rows;
   for (const auto& [group, sha256] : digests) rows.push_back({group, sha256});
@@ -161,6 +166,7 @@ void set_drift(CaseResult& result, const Drift& drift, const Trace& trace) {
 MemoryInput memory_input(const RunRecord& record) {
   MemoryInput input;
   for (const RequestRecord& request : record.requests) {
+    if (request.outcome == RequestOutcome::cancelled) continue;  // it holds nothing
     RequestMemory memory;
     memory.prompt_length = request.prompt_length;
     memory.committed = request.prompt_length + request.fed;

@@ -11,6 +11,7 @@
 #include "harness/compare/memory_model.hpp"
 #include "harness/compare/record_compare.hpp"
 #include "harness/report/report.hpp"
+#include "models/run_record.hpp"
 
 namespace loopgauge::harness {
 
@@ -35,6 +36,9 @@ std::string divergence_text(const RecordComparison& comparison);
 // failed if any check failed, else not_run if any was not run or nothing passed, else passed; the reason joins the details of the checks
 // that decided.
 void decide(CaseResult& result);
+
+// Every counter of the run, the zeros included.
+void set_counters(CaseResult& result, const RunCounters& counters);
 
 std::vector<DigestRow> digest_rows(const Digests& digests);
 std::string digest_of(const CaseResult& result, std::string_view group);  // "" when absent

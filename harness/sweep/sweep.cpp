@@ -16,6 +16,7 @@
 #include "harness/interrupt.hpp"
 #include "harness/sweep/conformance_baseline.hpp"
 #include "harness/sweep/dense_baselines.hpp"
+#include "harness/sweep/mode_checks.hpp"
 #include "models/error.hpp"
 #include "models/sha256.hpp"
 
@@ -218,7 +219,8 @@ class SweepLoop {
       CaseRunner runner(executor, checkpoint_, baselines, request_.runner);
       while (const Unit* unit = next_unit(optimized)) {
         // The run of one row is kept for the baseline.
-        runner.keep_run(unit->baselines.empty() ? "" : case_id(unit->baselines.front()));
+        const bool keep = !unit->baselines.empty() && !disturbs(*unit->trace);
+        runner.keep_run(keep ? case_id(unit->baselines.front()) : "");
         for (const std::size_t i : unit->rows) {
           if (!judge(runner, *unit, i)) return;
         }
@@ -245,7 +247,8 @@ class SweepLoop {
     conformance_.cancel();
   }
 
-  // What the reference throws is handed on: it becomes the status of the candidate's row.
+  // Of the undisturbed trace: how far a cancelled request comes depends on the plan. What the reference throws is handed on: it becomes the
+  // status of the candidate's row.
   void make_baseline(Executor& reference, CaseRunner& runner, const Case& base, const Trace& trace) {
     {
       const std::lock_guard lock(mutex_);
@@ -255,7 +258,7 @@ class SweepLoop {
     try {
       std::optional<ObservedRun> kept = runner.take_kept_run();
       entry.baseline =
-          std::make_shared<const ConformanceBaseline>(make_conformance_baseline(reference, checkpoint_, base, trace, std::move(kept)));
+          std::make_shared<const ConformanceBaseline>(make_conformance_baseline(reference, checkpoint_, base, undisturbed(trace), std::move(kept)));
     } catch (const Interrupted&) {
       throw;
     } catch (...) {
@@ -415,7 +418,7 @@ std::vector<CaseResult> planned_rows(const SweepRequest& request, const std::vec
   if (request.mutant != Fault::none) {
     const FaultInfo& info = fault_info(request.mutant);
     for (const SweepCase& entry : cases) {
-      if (!has_switches(entry.value.config, info.needs)) continue;
+      if (!has_switches(entry.value.config, info.needs) || !has_part(entry.value.mode, info.mode)) continue;
       rows.push_back(planned_row(entry, std::string(kReference), model));
       rows.push_back(planned_row(entry, "mutant:" + std::string(info.name), model));
     }

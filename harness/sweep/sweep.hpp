@@ -54,7 +54,8 @@ struct SweepExecutors {
 };
 
 // One row per case and column, none of them reached yet; the optimized column without a device is final: not_run with the reason.
-// With a mutant the columns are the clean reference and the mutant, and cases whose switches the fault needs are the only ones.
+// With a mutant the columns are the clean reference and the mutant, and cases with the switches and the mode that the fault needs are the only
+// ones.
 std::vector<CaseResult> planned_rows(const SweepRequest& request, const std::vector<SweepCase>& cases, const SweepExecutors& executors,
                                      const ModelConfig& model);
 

@@ -316,7 +316,7 @@ TEST(PlannerPrefix, PublishesDuringAWavefront) {
   EXPECT_EQ(text(shared.submissions[5]), "publish r0 2, reuse r1 2 | r1 P[128,192) 1..1");
 }
 
-TEST(PlannerPrefix, PlanesArePublishedBeforeTheFlushThatEndsThem) {
+TEST(PlannerPrefix, WindowsArePublishedBeforeThePromptIsComplete) {
   ModelConfig model;
   model.loops = kLoops;
   AlgorithmConfig config;
@@ -331,7 +331,7 @@ TEST(PlannerPrefix, PlanesArePublishedBeforeTheFlushThatEndsThem) {
     EXPECT_EQ(count(make_plan(parse_mode("wcpb.c2+prefix"), trace, effective_config), ActionKind::publish), 1);
     EXPECT_EQ(count(make_plan(parse_mode("prefix"), trace, effective_config), ActionKind::reuse), 2);
   }
-  EXPECT_EQ(count(planned("wcpb.c4+prefix", trace), ActionKind::publish), 1);
+  EXPECT_EQ(count(planned("wcpb.c4+prefix", trace), ActionKind::publish), 0);
 }
 
 // ---- preempt ----------------------------------------------------------------------------------------------------------------
@@ -559,7 +559,7 @@ TEST(Planner, RandomModesTracesEventsAndFailuresGiveLegalPlans) {
     evictions += count(plan, ActionKind::evict);
     rewinds += count(plan, ActionKind::rewind);
   }
-  EXPECT_TRUE(cancels > 100 && preemptions > 1000 && reuses > 100 && evictions > 100 && rewinds > 100)
+  EXPECT_TRUE(cancels > 100 && preemptions > 1000 && reuses > 50 && evictions > 50 && rewinds > 100)
       << cancels << " " << preemptions << " " << reuses << " " << evictions << " " << rewinds;
 }
 

@@ -61,6 +61,53 @@ TEST(DumpFile, RoundTripHasTheSameDigests) {
 }
 
 // Dense models may have fewer loops; the deeper ones leave no tensors.
+TEST(DumpFile, OutcomesAndExecutionsComeBack) {
+  const test::Folder folder;
+  RunRecord record = hand_made_record();
+  RequestRecord& completed = record.requests[0];
+  completed.executions.assign(static_cast<std::size_t>(completed.prompt_length + completed.fed) * kLoops, 1);
+  completed.executions[5] = 0;
+  completed.executions[7] = 2;
+  // Cancelled in the prompt, and with one of two tokens forwarded.
+  RequestRecord in_prompt;
+  in_prompt.outcome = RequestOutcome::cancelled;
+  in_prompt.prompt_length = 3;
+  in_prompt.executions.assign(3 * kLoops, 1);
+  RequestRecord in_decode;
+  in_decode.outcome = RequestOutcome::cancelled;
+  in_decode.prompt_length = 2;
+  in_decode.fed = 1;
+  in_decode.tokens = {5, 6};
+  in_decode.exit_depths = {4, 0};
+  in_decode.encoded_frontier = {0, 0};
+  in_decode.logits = test::pattern({2, 7}, 1.0f);
+  record.requests.push_back(in_prompt);
+  record.requests.push_back(in_decode);
+  write_dump(folder / "d.h5", record, all_on(), kEverything);
+  DumpInfo info;
+  const RunRecord read = read_dump(folder / "d.h5", info);
+  EXPECT_EQ(digests(read), digests(record));
+  ASSERT_EQ(read.requests.size(), 4u);
+  EXPECT_EQ(read.requests[0].outcome, RequestOutcome::completed);
+  EXPECT_EQ(read.requests[0].executions, completed.executions);
+  EXPECT_TRUE(read.requests[1].executions.empty());
+  EXPECT_EQ(read.requests[2].outcome, RequestOutcome::cancelled);
+  EXPECT_EQ(read.requests[2].fed, 0);
+  EXPECT_TRUE(read.requests[2].encoded_frontier.empty());
+  EXPECT_EQ(read.requests[2].executions, in_prompt.executions);
+  EXPECT_EQ(read.requests[3].fed, 1);
+  EXPECT_EQ(read.requests[3].tokens, in_decode.tokens);
+  EXPECT_EQ(read.requests[3].logits.shape, in_decode.logits.shape);
+}
+
+TEST(DumpFile, OutcomesAndExecutionsDoNotChangeDigests) {
+  RunRecord record = hand_made_record();
+  const auto before = digests(record);
+  record.requests[0].executions.assign(24, 3);
+  record.requests[0].outcome = RequestOutcome::cancelled;
+  EXPECT_EQ(digests(record), before);
+}
+
 TEST(DumpFile, RoundTripOfAModelOfTwoLoops) {
   RunRecord record = hand_made_record();
   record.config_json = R"({"loops":2})";
