@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// `loopgauge report FILE`: renders a report. `loopgauge report merge A B -o C`: puts shards together.
+// `loopgauge report FILE`: renders a report, to standard output and into files. `loopgauge report merge A B -o C`: puts shards together.
 #include <algorithm>
 #include <filesystem>
 #include <iostream>
 #include <map>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <vector>
 
 #include "harness/commands/command.hpp"
+#include "harness/io/atomic_output.hpp"
 #include "harness/report/render.hpp"
 #include "harness/report/report_file.hpp"
 #include "harness/report/report_merge.hpp"
@@ -21,17 +23,42 @@ namespace {
 struct ReportOptions {
   std::string file;
   std::map<std::string, bool> formats;  // by renderer name
+  std::string html, junit;              // files to write
+  bool json_schema = false;
   std::vector<std::string> merge_files;
   std::string merge_output;
 };
 
+void write_rendered(const std::string& path, Renderer renderer, const Report& report) {
+  std::ostringstream text;
+  renderer(report, text);
+  write_text_file(path, text.view());
+}
+
+bool format_chosen(const ReportOptions& options) {
+  return std::any_of(options.formats.begin(), options.formats.end(), [](const auto& format) { return format.second; });
+}
+
 void render(const ReportOptions& options) {
-  if (options.file.empty()) throw ConfigError("report needs a FILE, or the subcommand merge");
-  Renderer renderer = renderers().front().render;
-  for (const RendererInfo& info : renderers()) {
-    if (options.formats.at(std::string(info.name))) renderer = info.render;
+  if (options.json_schema) {
+    if (!options.file.empty() || format_chosen(options) || !options.html.empty() || !options.junit.empty())
+      throw ConfigError("--json-schema describes the output of --json and takes no FILE and no other format");
+    render_json_schema(std::cout);
+    return;
   }
-  renderer(read_report(options.file), std::cout);
+  if (options.file.empty()) throw ConfigError("report needs a FILE, or the subcommand merge");
+  const Report report = read_report(options.file);  // before anything is written: a broken report leaves what is there
+  if (!options.html.empty()) write_rendered(options.html, render_html, report);
+  if (!options.junit.empty()) write_rendered(options.junit, render_junit, report);
+  for (const RendererInfo& info : renderers()) {
+    if (options.formats.at(std::string(info.name))) info.render(report, std::cout);
+  }
+  if (format_chosen(options)) return;
+  if (options.html.empty() && options.junit.empty()) return renderers().front().render(report, std::cout);
+  for (const std::string& path : {options.html, options.junit}) {
+    if (!path.empty()) std::cout << "wrote " << path << "\n";
+  }
+  std::cout << summary_line(count_statuses(report)) << "\n";
 }
 
 void merge(const ReportOptions& options, int& exit_code) {
@@ -63,9 +90,14 @@ void add_report_command(CLI::App& app, int& exit_code) {
       if (other != name) flag->excludes("--" + other);
     }
   }
+  command->add_option("--html", options->html, "Write one self-contained page")->type_name("OUT");
+  command->add_option("--junit", options->junit, "Write JUnit XML")->type_name("OUT");
+  command->add_flag("--json-schema", options->json_schema, "Print the JSON Schema of what --json prints; needs no FILE");
   command->footer(
       "Examples:\n"
       "  loopgauge report sweep.h5\n"
+      "  loopgauge report sweep.h5 --html sweep.html\n"
+      "  loopgauge report sweep.h5 --html sweep.html --junit sweep.xml --markdown > comment.md\n"
       "  loopgauge report sweep.h5 --csv > sweep.csv\n"
       "  loopgauge report merge shard-1.h5 shard-2.h5 -o sweep.h5\n"
       "Rendering a report exits with 0 whatever its verdict: sweep and gate judge.");
@@ -82,8 +114,7 @@ void add_report_command(CLI::App& app, int& exit_code) {
   command->callback([options, merge_command, &exit_code] {
     exit_code = 0;
     if (*merge_command) {
-      const bool other = std::any_of(options->formats.begin(), options->formats.end(), [](const auto& format) { return format.second; });
-      if (!options->file.empty() || other)
+      if (!options->file.empty() || format_chosen(*options) || !options->html.empty() || !options->junit.empty() || options->json_schema)
         throw ConfigError("report merge takes its own files only: nothing may stand between report and merge");
       merge(*options, exit_code);
     } else {

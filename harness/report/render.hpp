@@ -13,10 +13,17 @@ namespace loopgauge::harness {
 using Renderer = void (*)(const Report& report, std::ostream& out);
 
 void render_terminal(const Report& report, std::ostream& out);  // verdict, failures, status, conformance, drift, memory
-void render_json(const Report& report, std::ostream& out);      // everything the file holds; NaN is null
+void render_json(const Report& report, std::ostream& out);      // everything the file holds; NaN and infinity are null
 void render_csv(const Report& report, std::ostream& out);       // /cases, a line per row (RFC 4180); NaN is empty
+void render_markdown(const Report& report, std::ostream& out);  // a pull-request comment, below GitHub's 65,536 characters
+void render_html(const Report& report, std::ostream& out);      // one self-contained page
+void render_junit(const Report& report, std::ostream& out);     // JUnit XML, a suite per executor
 
-// The formats `report` and `sweep` offer, the default first. A new format is a renderer and a line here.
+// JSON Schema (2020-12) of what render_json writes; published as reports/report.schema.json.
+void render_json_schema(std::ostream& out);
+
+// The formats that `report` and `sweep` print, the default first; --html and --junit of `report` write files. A new format is a renderer
+// and a line here.
 struct RendererInfo {
   std::string_view name;  // value of --output, and the flag --<name> of `report`
   std::string_view description;

@@ -32,13 +32,7 @@ std::string counts_text(const StatusCounts& counts) {
 
 StatusCounts total(const StatusMatrix& matrix) {
   StatusCounts sum;
-  for (const auto& [place, counts] : matrix.cells) {
-    sum.passed += counts.passed;
-    sum.skipped += counts.skipped;
-    sum.not_run += counts.not_run;
-    sum.failed += counts.failed;
-    sum.error += counts.error;
-  }
+  for (const auto& [place, counts] : matrix.cells) sum += counts;
   return sum;
 }
 

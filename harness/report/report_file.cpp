@@ -86,13 +86,13 @@ void write_table(const h5::Group& group, const std::string& axis, std::string_vi
 }
 
 template <class Row>
-std::vector<Row> read_table(const h5::Group& group, const std::string& axis, bool newer_minor) {
+std::vector<Row> read_table(const h5::Group& group, const std::string& axis, std::int64_t minor) {
   const std::vector<std::int64_t> index = group.read_vector<std::int64_t>(axis);
   const auto length = static_cast<std::int64_t>(index.size());
   for (std::int64_t i = 0; i < length; ++i) {
     if (index[static_cast<std::size_t>(i)] != i) group.open_dataset(axis).fail("expected the row numbers 0, 1, ...");
   }
-  if (!newer_minor) {
+  if (minor <= kReportMinor) {
     std::vector<std::string_view> names{axis};
     for (const Column<Row>& column : columns<Row>()) names.push_back(column.name);
     for (const std::string& member : group.members()) {
@@ -104,6 +104,7 @@ std::vector<Row> read_table(const h5::Group& group, const std::string& axis, boo
     std::visit(
         [&](auto member) {
           using T = typename MemberType<decltype(member)>::type;
+          if (minor < column.since_minor) return;
           const h5::Dataset dataset = group.open_dataset(std::string(column.name));
           const auto values = dataset.template read<typename Stored<T>::type>({length});
           for (std::size_t i = 0; i < rows.size(); ++i) {
@@ -165,14 +166,16 @@ ReportMeta read_meta(const h5::Group& group) {
   return meta;
 }
 
-// Whether the file's minor version is above ours. Throws for another format or major version.
-bool check_version(const h5::Group& root) {
+// The file's minor version. Throws for another format or major version.
+std::int64_t check_version(const h5::Group& root) {
   if (!root.has_attribute("format") || root.string_attribute("format") != kReportFormat) root.fail("not a loopgauge report");
   const std::int64_t major = root.int_attribute("version");
   if (major != kReportMajor) {
-    root.fail("schema version " + std::to_string(major) + ", this program reads version " + std::to_string(kReportMajor));
+    root.fail("schema version " + std::to_string(major) + ", this program reads version " + std::to_string(kReportMajor) +
+              (major < kReportMajor ? ": write the report again, or read it with the loopgauge that wrote it"
+                                    : ": read it with a newer loopgauge"));
   }
-  return root.int_attribute("minor_version") > kReportMinor;
+  return root.int_attribute("minor_version");
 }
 
 }  // namespace
@@ -222,10 +225,10 @@ namespace {
 Report read_probed(const std::filesystem::path& path) {
   const h5::File file = h5::File::open_readonly(path, h5::Trust::probed);
   const h5::Group root = file.root();
-  const bool newer_minor = check_version(root);
+  const std::int64_t minor = check_version(root);
   Report report;
   report.meta = read_meta(root.open_group("meta"));
-  report.cases = read_table<CaseResult>(root.open_group("cases"), "case", newer_minor);
+  report.cases = read_table<CaseResult>(root.open_group("cases"), "case", minor);
   const h5::Group case_groups = root.open_group("case");
   if (case_groups.members().size() != report.cases.size()) {
     case_groups.fail(std::to_string(case_groups.members().size()) + " groups for " + std::to_string(report.cases.size()) +
@@ -242,9 +245,9 @@ Report read_probed(const std::filesystem::path& path) {
       if (!group.has_group(name)) return;
       ++known;
       using Rows = std::remove_reference_t<decltype(result.*table)>;
-      result.*table = read_table<typename Rows::value_type>(group.open_group(name), "entry", newer_minor);
+      result.*table = read_table<typename Rows::value_type>(group.open_group(name), "entry", minor);
     });
-    if (!newer_minor && known != group.members().size()) group.fail("has a table that this version of the schema does not know");
+    if (minor <= kReportMinor && known != group.members().size()) group.fail("has a table that this version of the schema does not know");
   }
   return report;
 }

@@ -52,10 +52,12 @@ std::span<const Column<CaseResult>> columns() {
       {"kl_mean", "1", "Mean KL(dense || case) of continuation rows, in nats", &CaseResult::kl_mean},
       {"kl_max", "1", "Largest KL(dense || case) of a continuation row, in nats", &CaseResult::kl_max},
       {"first_token_kl", "1", "Mean over requests of KL(dense || case) of the first generated token, in nats", &CaseResult::first_token_kl},
-      {"bits_per_byte", "bit", "Bits per byte (per token for models that are not byte-level) of the forced tokens",
+      {"bits_per_byte", "bit", "Negative log2-likelihood per byte token of the continuation; byte-level models only",
        &CaseResult::bits_per_byte},
       {"task_accuracy", "1", "Fraction of answers of which every token is the top-1 token", &CaseResult::task_accuracy},
-      {"memory_ratio", "1", "Predicted physical bytes of the dense KV planes over those of this configuration, steady state",
+      {"memory_ratio", "1",
+       "Predicted physical bytes of the K/V of dense over those of this configuration, steady state: payload, parameters, maps, tail, page "
+       "tables and their padding",
        &CaseResult::memory_ratio},
       {"seconds", "s", "Wall time of the run on this executor", &CaseResult::seconds},
   };
@@ -183,6 +185,7 @@ std::span<const Column<TimingRow>> columns() {
       {"phase", "", "What was timed", &TimingRow::phase},
       {"repetition", "1", "Repetition, from 0", &TimingRow::repetition},
       {"seconds", "s", "Wall time", &TimingRow::seconds},
+      {"floor_seconds", "s", "Time that the bytes or FLOPs need at the ceilings measured in the same run", &TimingRow::floor_seconds, 1},
   };
   return list;
 }

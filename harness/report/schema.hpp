@@ -17,7 +17,7 @@ namespace loopgauge::harness {
 
 inline constexpr std::string_view kReportFormat = "loopgauge-report";
 inline constexpr int kReportMajor = 1;  // changes of meaning
-inline constexpr int kReportMinor = 0;  // additions
+inline constexpr int kReportMinor = 1;  // additions
 
 // One column of a table whose rows are `Row`. Units are UDUNITS words, "1" for ratios and counts, "" for text.
 template <class Row>
@@ -26,6 +26,7 @@ struct Column {
   std::string_view units;
   std::string_view description;
   std::variant<std::int64_t Row::*, double Row::*, bool Row::*, std::string Row::*, CaseStatus Row::*> member;
+  int since_minor = 0;  // reports of an earlier minor version lack the column: it then keeps its default value
 };
 
 template <class Row>

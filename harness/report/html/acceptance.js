@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// Speculation: how many drafted tokens were kept, and how many tokens a round gave.
+
+function acceptanceSection() {
+  if (overview.acceptance.length === 0) return null;
+  const scale = linearScale(1);
+  const blocks = overview.acceptance.map((group) => {
+    const rounds = group.positions.reduce((sum, position) => sum + position[3], 0);
+    const divergences = group.positions.reduce((sum, position) => sum + position[4], 0);
+    const columns = [
+      { head: "draft position", cell: (_, at) => at },
+      { head: plotAxis(scale, (tick) => formatPercent(tick, 0), "accepted"), label: "accepted", class: "plot-cell", cell: ([drafted, accepted, rate]) => {
+        const [value, low, high] = rate.map(toNumber);
+        return plotRow(scale, [span(scale, low, high, "interval", "95 % interval"), dot(scale, value, "worst", `${accepted} of ${drafted} accepted`)]);
+      } },
+      { head: "accepted (95 %)", class: "number", cell: ([, , rate]) => withInterval(rate, formatPercent) },
+      { head: "accepted / drafted", class: "number", cell: ([drafted, accepted]) => `${formatInteger(accepted)} / ${formatInteger(drafted)}` },
+      { head: "rounds that emitted this many tokens", class: "number", cell: ([, , , count], at) => `${at + 1}: ${formatInteger(count)}${rounds > 0 ? ` (${formatPercent(count / rounds, 0)})` : ""}` },
+      { head: "differ from serial", class: "number", cell: ([, , , , count]) => (count > 0 ? el("strong", { class: "bad" }, formatInteger(count)) : "0") },
+    ];
+    return el("div", null, el("h3", null, code(group.mode), el("small", null, ` ${group.executor}, ${plural(group.cases, "case")}, ${formatNumber(group.mean_emitted)} tokens a round`)),
+      divergences > 0 ? el("p", { class: "notice" }, `${plural(divergences, "emitted token")} differ from serial execution.`) : null,
+      scrollable(`Acceptance of ${group.mode}`, table(columns, group.positions, { class: "plot-table", caption: `Acceptance of ${group.mode}` })));
+  });
+  return section("acceptance", "Acceptance", "Drafted tokens that verification kept, by position in the draft, with Wilson intervals.", ...blocks);
+}
