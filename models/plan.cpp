@@ -61,6 +61,10 @@ class Checker {
 
   std::string check(const Plan& plan) {
     if (plan.submissions_in_flight < 1) return "at least one submission is in flight, not " + std::to_string(plan.submissions_in_flight);
+    if (plan.submissions_in_flight > 1 && config_.exit().mode == ExitMode::threshold) {
+      return "exit threshold decides on a gate before the next loop is issued, which " + std::to_string(plan.submissions_in_flight) +
+             " submissions in flight exclude: use exit delayed";
+    }
     for (std::size_t i = 0; i < plan.submissions.size(); ++i) {
       const std::string fault = check_submission(plan.submissions[i]);
       if (!fault.empty()) return "submission " + std::to_string(i) + ": " + fault;
@@ -197,8 +201,8 @@ class Checker {
                std::to_string(done) + " loops";
       }
     }
-    if (config_.q().enabled && config_.q().policy != EncodingPolicy::streaming && r.prompt_complete(config_.loops())) {
-      return "the prompt is complete and encoded by blocks that depend on its length";
+    if (r.prompt_complete(config_.loops())) {
+      return "the prompt is complete: the blocks that encode it may depend on its length, and the request may have ended with its first token";
     }
     for (int w = 0; w < action.windows; ++w) published_.insert(tokens(action.request, w));
     return {};

@@ -76,7 +76,7 @@ struct Plan {
 };
 
 // The first violated rule as a sentence that names submission, item or action and the missing predecessor; empty when the plan is legal
-// and complete for the trace. Judged are S-PLAN-2..9, S-ACT and S-FAIL; whether a published window has the identity that a reuse needs
+// and complete for the trace. Judged are S-PLAN-2..9, S-ACT, S-FAIL and the exits of S-MODE-5; whether a published window has the identity that a reuse needs
 // is judged by the prompts' tokens.
 std::string plan_fault(const Plan& plan, const Trace& trace, const EffectiveConfig& config);
 

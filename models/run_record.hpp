@@ -56,8 +56,8 @@ struct KvPlane {
 enum class RequestOutcome { completed, cancelled };
 std::string_view to_string(RequestOutcome outcome);
 
-// A cancelled request keeps what had been committed: nothing but scores and active sets when its prompt was not complete (then fed is 0 and
-// encoded_frontier is empty), otherwise the tokens emitted so far with fed committed rows. Its kv and codec groups are empty.
+// A cancelled request keeps what had been read (S-ACT-2): nothing but scores and active sets before its prompt's result (then fed is 0 and
+// encoded_frontier is empty), otherwise the tokens read so far, of forced ones those fed, with fed rows. Its kv and codec groups are empty.
 struct RequestRecord {
   RequestOutcome outcome = RequestOutcome::completed;
   int prompt_length = 0;
