@@ -305,7 +305,7 @@ std::vector<typename P::Real> exit_weighted_logits(const RunContext<P>& run, Req
   std::vector<Real> sum(static_cast<std::size_t>(run.model.vocab), Real{0});
   Real survival = 1;
   for (int loop = 1; loop <= last; ++loop) {
-    const Real leaves = Real{1} / (Real{1} + std::exp(-gate_of(run, s, loop, position)));
+    const Real leaves = P::sigmoid(gate_of(run, s, loop, position));
     const Real weight = loop == last ? survival : survival * leaves;
     survival -= survival * leaves;
     const Matrix<Real> row = Eigen::Map<const Matrix<Real>>(hidden_row(run, s, loop, position), 1, run.model.hidden);
