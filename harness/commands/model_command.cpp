@@ -116,6 +116,7 @@ void synthesize(const SynthCommandOptions& options) {
   write.metadata = {{"generator", std::string(kSynthVersion)},
                     {"seed", std::to_string(options.synth.seed)},
                     {"outlier_channels", std::to_string(options.synth.outlier_channels)}};
+  if (options.synth.zero_key_heads > 0) write.metadata["zero_key_heads"] = std::to_string(options.synth.zero_key_heads);
   const auto interruptible = [&values](const TensorSpec& tensor, std::int64_t first, std::span<Bfloat16Bits> out) {
     throw_if_interrupted();
     values(tensor, first, out);
@@ -166,6 +167,11 @@ void add_synth(CLI::App& model, int& exit_code) {
   command
       ->add_option("--outlier-channels", options->synth.outlier_channels,
                    "Hidden, key and value channels with eight times the usual magnitude")
+      ->type_name("N")
+      ->capture_default_str();
+  command
+      ->add_option("--zero-key-heads", options->synth.zero_key_heads,
+                   "Heads whose keys are zero: all their attention logits tie, so selection is by position alone")
       ->type_name("N")
       ->capture_default_str();
   command->add_option("--shard-bytes", options->shard_bytes, "Most tensor bytes of one file; 0: a single file")

@@ -83,8 +83,9 @@ void apply_config(CLI::App& command, const std::filesystem::path& file) {
 
 void print_mutants() {
   for (const FaultInfo& info : planted_faults()) {
+    const std::string_view executors = !info.in_reference ? "optimized" : !info.in_optimized ? "reference" : "reference, optimized";
     std::cout << info.name << "\t" << (info.needs.empty() ? "any" : info.needs) << "\t" << (info.mode.empty() ? "any" : info.mode) << "\t"
-              << info.description << "\n";
+              << executors << "\t" << info.description << "\n";
   }
 }
 
@@ -181,9 +182,8 @@ void prepare(Sweep& sweep, const SweepOptions& options) {
   request.executors = parse_executor_choice(options.executor);
   if (!options.mutant.empty()) {
     request.mutant = parse_fault(options.mutant);
-    if (request.executors == ExecutorChoice::optimized)
-      throw ConfigError("--mutant plants its fault in the reference; it cannot be combined with --executor optimized");
-    request.executors = ExecutorChoice::reference;
+    if (request.executors == ExecutorChoice::both) request.executors = ExecutorChoice::reference;
+    require_fault_in(request.mutant, to_string(request.executors));
   }
   request.set = selection.set.empty() ? "traces" : selection.set;
   request.runner.repeat_with_taps = options.repeat || request.set == "smoke";
@@ -313,8 +313,14 @@ void add_sweep_command(CLI::App& app, int& exit_code) {
   command->add_flag("--repeat", options->repeat,
                     "Repeat every setting with taps attached and require equal bits (always on for --set smoke)");
   CLI::Option* mutant =
-      command->add_option("--mutant", options->mutant, "Plant a known fault in the reference; the sweep must fail")->type_name("NAME");
-  command->add_flag("--list-mutants", options->list_mutants, "Print the faults: name, switches and mode that they need, description")->excludes(mutant);
+      command
+          ->add_option("--mutant", options->mutant,
+                       "Plant a known fault in the reference, or with --executor optimized in the optimized runtime; the sweep must fail")
+          ->type_name("NAME");
+  command
+      ->add_flag("--list-mutants", options->list_mutants,
+                 "Print the faults: name, switches and mode that they need, executors that can plant them, description")
+      ->excludes(mutant);
   command->add_option("--output", options->output, "console, json, csv")->type_name("FORMAT")->capture_default_str();
   command->footer(
       "Examples:\n"
@@ -324,6 +330,7 @@ void add_sweep_command(CLI::App& app, int& exit_code) {
       "  loopgauge sweep --set modes --filter 'wcpb+*' --executor reference\n"
       "  loopgauge sweep --set ci --mode serial mixed.b64+prefix+preempt async+graph --filter '*/four'\n"
       "  loopgauge sweep --set smoke --mutant early_flush\n"
+      "  loopgauge sweep --set smoke --mutant stale_reference_slot --executor optimized\n"
       "Exit codes: 0 passed; 1 a case failed; 4 no device for --executor optimized; 5 a requested case was not run; 6 a case could not\n"
       "be judged.");
   command->callback([options, command, &exit_code] {

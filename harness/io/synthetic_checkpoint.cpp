@@ -76,12 +76,14 @@ struct Synthesis {
   Key key{};
   std::map<std::string, std::uint32_t> index;  // of each tensor in checkpoint_tensors order
   std::vector<std::uint8_t> hidden_outliers, projection_outliers;
+  std::size_t zero_key_rows = 0;
 
   void fill(const TensorSpec& tensor, std::int64_t first, std::span<Bfloat16Bits> out) const {
     const Distribution values = distribution(tensor, config);
     const std::uint32_t tensor_index = index.at(tensor.name);
     const bool hidden_scaled = tensor.name.ends_with("layernorm_2.weight");
     const bool rows_scaled = tensor.name.ends_with("k_proj.weight") || tensor.name.ends_with("v_proj.weight");
+    const std::size_t zero_rows = tensor.name.ends_with("k_proj.weight") ? zero_key_rows : 0;
     const std::int64_t row_length = tensor.shape.size() > 1 ? tensor.shape[1] : 1;
     const auto count = static_cast<std::int64_t>(out.size());
 #pragma omp parallel for schedule(static)
@@ -93,6 +95,7 @@ struct Synthesis {
       float value = values.mean + static_cast<float>(centred_sum(random[word], random[word + 1])) * values.scale;
       const std::size_t row = static_cast<std::size_t>(static_cast<std::int64_t>(element) / row_length);
       if ((hidden_scaled && hidden_outliers[row] != 0) || (rows_scaled && projection_outliers[row] != 0)) value *= kOutlierFactor;
+      if (row < zero_rows) value = 0.0f;
       out[static_cast<std::size_t>(i)] = rounded_to_bfloat16(value);
     }
   }
@@ -124,8 +127,13 @@ TensorValues synthetic_values(const ModelConfig& config, const SynthOptions& opt
     throw ConfigError("outlier channels " + std::to_string(options.outlier_channels) + " are not between 0 and " + std::to_string(most) +
                       ", the channels that this shape has");
   }
+  if (options.zero_key_heads < 0 || options.zero_key_heads > config.heads) {
+    throw ConfigError("zero-key heads " + std::to_string(options.zero_key_heads) + " are not between 0 and " + std::to_string(config.heads) +
+                      ", the heads that this shape has");
+  }
   Synthesis synthesis;
   synthesis.config = config;
+  synthesis.zero_key_rows = static_cast<std::size_t>(options.zero_key_heads) * static_cast<std::size_t>(config.head_dim);
   synthesis.key = {static_cast<std::uint32_t>(options.seed), static_cast<std::uint32_t>(options.seed >> 32)};
   synthesis.hidden_outliers = draw_channels(options.outlier_channels, config.hidden, kHiddenChannels, synthesis.key);
   synthesis.projection_outliers = draw_channels(options.outlier_channels, config.projection_width(), kProjectionChannels, synthesis.key);

@@ -21,6 +21,9 @@
 // Outlier channels, as trained models have them and as INT4 codecs fear them: with N > 0, N hidden channels (the first N distinct values of
 // word 0 of counters (i, 0, 0xffffffff, 1) modulo hidden) have the weights of input_layernorm_2 and post_attention_layernorm_2
 // multiplied by 8, and N output channels of k_proj and v_proj (the same with purpose 2, modulo heads * head_dim) their rows by 8.
+//
+// Zero-key heads: the first N heads have a k_proj of zeros, so all their attention logits are equal and every selection among them is
+// decided by the order of ties.
 #pragma once
 
 #include <cstdint>
@@ -38,12 +41,13 @@ inline constexpr std::string_view kSynthVersion = "synth-v1";
 struct SynthOptions {
   std::uint64_t seed = 1;
   int outlier_channels = 0;
+  int zero_key_heads = 0;
 };
 
 // "tiny" (the shape of the shipped model), "ouro-1.4b", "ouro-2.6b". Throws ConfigError listing them.
 ModelConfig preset_config(std::string_view name);
 
-// Throws ConfigError when more outlier channels are asked for than there are channels.
+// Throws ConfigError when more outlier channels or zero-key heads are asked for than there are channels or heads.
 TensorValues synthetic_values(const ModelConfig& config, const SynthOptions& options);
 
 }  // namespace loopgauge::harness

@@ -99,6 +99,24 @@ void guarded(CaseResult& row, const std::function<void()>& work) {
   }
 }
 
+// The executor with a fault in every run.
+class PlantedFault : public Executor {
+ public:
+  PlantedFault(Executor& executor, Fault fault) : executor_(executor), fault_(fault) {}
+  std::string name() const override { return executor_.name(); }
+  void begin(const Trace& trace, const EffectiveConfig& config, const RunOptions& options) override {
+    RunOptions planted = options;
+    planted.fault = fault_;
+    executor_.begin(trace, config, planted);
+  }
+  void submit(const Submission& submission) override { executor_.submit(submission); }
+  RunRecord finish() override { return executor_.finish(); }
+
+ private:
+  Executor& executor_;
+  Fault fault_;
+};
+
 void set_time(CaseResult& row, double seconds) {
   row.seconds = seconds;
   row.timings = {{"run", 0, seconds}};
@@ -119,12 +137,12 @@ void CaseRunner::enter_trace(const Trace& trace) {
   whole_.reset();
 }
 
-CaseRunner::Run CaseRunner::run(const Case& value, const Trace& trace, const RunOptions& options) {
+CaseRunner::Run CaseRunner::run(Executor& executor, const Case& value, const Trace& trace, const RunOptions& options) {
   const EffectiveConfig config = resolve(value);
   Run result;
   result.plan = make_plan(value.mode, trace, config);
   const auto start = std::chrono::steady_clock::now();
-  result.record = replay_watched(executor_, result.plan, trace, config, options, nullptr);
+  result.record = replay_watched(executor, result.plan, trace, config, options, nullptr);
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return result;
 }
@@ -138,7 +156,7 @@ CaseRunner::Run CaseRunner::run_all_groups(const Case& value, const Trace& trace
     keys = std::make_unique<KeyLogitTap>(trace);
     options.tap = keys.get();
   }
-  Run result = run(value, trace, options);
+  Run result = run(executor_, value, trace, options);
   result.keys = std::move(keys);
   result.digests = digests(result.record);
   return result;
@@ -151,22 +169,29 @@ void CaseRunner::judge_record(const Case& value, const Trace& trace, const RunRe
     if (is_dense(value.config)) return logits_only(record);
     Case baseline;
     baseline.trace = trace.name;
-    return run(baseline, trace, RunOptions{}).record;
+    return run(executor_, baseline, trace, RunOptions{}).record;
   });
   set_drift(row, measure_drift(*dense, record, trace, options_.drift), trace);
   set_memory(row, predict_memory(checkpoint_.config, config, memory_input(record)));
+  judge_against_reference(executor_, value, trace, record, row);
+}
+
+void CaseRunner::judge_against_reference(Executor& candidate, const Case& value, const Trace& trace, const RunRecord& record,
+                                         CaseResult& row) {
   if (conformance_ == nullptr) return;
   if (conformance_->failure) std::rethrow_exception(conformance_->failure);
   if (!operations_) operations_ = std::make_unique<OperationReference>(checkpoint_);
   const auto judge = [&](const Trace& whole, const RunRecord& own) {
-    judge_conformance(executor_, checkpoint_, *operations_, value, whole, own, *conformance_->baseline, row);
+    judge_conformance(candidate, checkpoint_, *operations_, value, whole, own, *conformance_->baseline, row);
   };
   if (!disturbs(trace)) {
     judge(trace, record);
     return;
   }
+  RunOptions options;
+  options.record = RecordGroups::all();
   const Trace whole = undisturbed(trace);
-  judge(whole, run_all_groups(value, whole).record);
+  judge(whole, run(candidate, value, whole, options).record);
 }
 
 const CaseResult& CaseRunner::serial_row(const Case& value, const Trace& trace) {
@@ -327,8 +352,10 @@ void CaseRunner::judge_or_throw(const Case& value, const Trace& trace, const Com
   if (keeps(value)) kept_ = ObservedRun{std::move(actual.record), std::move(actual.keys)};
 }
 
-void CaseRunner::judge_mutant(const Case& value, const Trace& trace, Fault fault, CaseResult& clean_row, CaseResult& mutant_row) {
+void CaseRunner::judge_mutant(const Case& value, const Trace& trace, Fault fault, CaseResult& clean_row, CaseResult& mutant_row,
+                              const ConformanceBaselines::Entry* conformance) {
   enter_trace(trace);
+  conformance_ = conformance;
   std::optional<Run> clean;
   guarded(clean_row, [&] {
     clean = run_all_groups(value, trace);
@@ -336,6 +363,7 @@ void CaseRunner::judge_mutant(const Case& value, const Trace& trace, Fault fault
     set_time(clean_row, clean->seconds);
     clean_row.checks.push_back(audit_check(audit(clean->record, trace, resolve(value), checkpoint_, options_.audit)));
     for (CheckRow& check : mode_checks(value.mode, clean->plan, trace, resolve(value), clean->record)) clean_row.checks.push_back(std::move(check));
+    judge_against_reference(executor_, value, trace, clean->record, clean_row);
     decide(clean_row);
   });
   if (!clean) {
@@ -349,16 +377,22 @@ void CaseRunner::judge_mutant(const Case& value, const Trace& trace, Fault fault
 void CaseRunner::judge_mutant_or_throw(const Case& value, const Trace& trace, Fault fault, const RunRecord& clean, CaseResult& row) {
   RunOptions options;
   options.record = RecordGroups::all();
-  options.fault = fault;
-  const Run mutant = run(value, trace, options);
+  PlantedFault faulty(executor_, fault);
+  const Run mutant = run(faulty, value, trace, options);
   row.digests = digest_rows(digests(mutant.record));
   set_time(row, mutant.seconds);
   const EffectiveConfig config = resolve(value);
   row.checks.push_back(audit_check(audit(mutant.record, trace, config, checkpoint_, options_.audit)));
   for (CheckRow& check : mode_checks(value.mode, mutant.plan, trace, config, mutant.record)) row.checks.push_back(std::move(check));
   const RecordComparison comparison = compare_records(clean, mutant.record, config.window());
-  row.checks.push_back(comparison.identical() ? passed_check(kEqualsCleanCheck, "the fault changes nothing in this case")
-                                              : failed_check(kEqualsCleanCheck, divergence_text(comparison)));
+  if (comparison.identical()) {
+    row.checks.push_back(passed_check(kEqualsCleanCheck, "the fault changes nothing in this case"));
+  } else if (conformance_ == nullptr) {
+    row.checks.push_back(failed_check(kEqualsCleanCheck, divergence_text(comparison)));
+  } else {
+    row.checks.push_back(skipped_check(kEqualsCleanCheck, "not judged: the fault acts, " + divergence_text(comparison)));
+    judge_against_reference(faulty, value, trace, mutant.record, row);
+  }
   decide(row);
 }
 

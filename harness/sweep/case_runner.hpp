@@ -58,9 +58,11 @@ class CaseRunner {
   // The kept run, once; empty when the case was not run or not finished.
   std::optional<ObservedRun> take_kept_run() { return std::exchange(kept_, {}); }
 
-  // The executor with a planted fault as a candidate against the clean executor. The clean run is audited too, so that an audit rule
-  // that fires without a fault shows.
-  void judge_mutant(const Case& value, const Trace& trace, Fault fault, CaseResult& clean_row, CaseResult& mutant_row);
+  // The executor with a planted fault, against the clean executor. Both runs are judged alike, so that a rule that fires without a fault
+  // shows. Without `conformance` the executor promises bits and any difference from the clean run is the finding; with it both runs are
+  // compared with the reference's, and it is that comparison that must notice.
+  void judge_mutant(const Case& value, const Trace& trace, Fault fault, CaseResult& clean_row, CaseResult& mutant_row,
+                    const ConformanceBaselines::Entry* conformance = nullptr);
 
  private:
   class CountingTap;
@@ -82,10 +84,12 @@ class CaseRunner {
   }
   void judge_mutant_or_throw(const Case& value, const Trace& trace, Fault fault, const RunRecord& clean, CaseResult& row);
 
-  Run run(const Case& value, const Trace& trace, const RunOptions& options);
+  Run run(Executor& executor, const Case& value, const Trace& trace, const RunOptions& options);
   Run run_all_groups(const Case& value, const Trace& trace, Tap* tap = nullptr);
   // Audit, drift and memory of a run whose bits are not known from another row.
   void judge_record(const Case& value, const Trace& trace, const RunRecord& record, CaseResult& row);
+  // Levels 2 to 5 for a run of `candidate`, where a baseline is given.
+  void judge_against_reference(Executor& candidate, const Case& value, const Trace& trace, const RunRecord& record, CaseResult& row);
   // `tap` was attached to `actual`; null: none was.
   void compare_with_serial(const Case& value, const Trace& trace, const Run& actual, const CountingTap* tap, const CaseResult& serial,
                            CaseResult& row);

@@ -171,7 +171,7 @@ class SweepLoop {
       if ((optimized && executors_.optimized == nullptr) || (!optimized && executors_.reference.empty())) {
         throw InternalError("the sweep has no executor for the column '" + row.executor + "'");
       }
-      if (stride == 2 && (row.executor != kReference || i + 1 == report_.cases.size() || report_.cases[i + 1].id != row.id)) {
+      if (stride == 2 && (i + 1 == report_.cases.size() || report_.cases[i + 1].id != row.id)) {
         throw InternalError("row " + row.id + " has no clean partner");
       }
       const Trace& trace = find_trace(request_.traces, value.trace);
@@ -295,10 +295,11 @@ class SweepLoop {
       if (!conformance) return false;
     }
     // Judged aside, so that an interrupted case stays unreached.
+    const ConformanceBaselines::Entry* const against = conformance ? &*conformance : nullptr;
     if (with_mutant)
-      runner.judge_mutant(value, *unit.trace, request_.mutant, row, mutant);
+      runner.judge_mutant(value, *unit.trace, request_.mutant, row, mutant, against);
     else
-      runner.judge(value, *unit.trace, companions, row, conformance ? &*conformance : nullptr);
+      runner.judge(value, *unit.trace, companions, row, against);
 
     const std::lock_guard lock(mutex_);
     report_.cases[i] = std::move(row);
@@ -417,9 +418,10 @@ std::vector<CaseResult> planned_rows(const SweepRequest& request, const std::vec
   std::vector<CaseResult> rows;
   if (request.mutant != Fault::none) {
     const FaultInfo& info = fault_info(request.mutant);
+    const std::string_view column = request.executors == ExecutorChoice::optimized ? kOptimized : kReference;
     for (const SweepCase& entry : cases) {
       if (!has_switches(entry.value.config, info.needs) || !has_part(entry.value.mode, info.mode)) continue;
-      rows.push_back(planned_row(entry, std::string(kReference), model));
+      rows.push_back(planned_row(entry, std::string(column), model));
       rows.push_back(planned_row(entry, "mutant:" + std::string(info.name), model));
     }
     return rows;

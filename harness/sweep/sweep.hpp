@@ -54,8 +54,8 @@ struct SweepExecutors {
 };
 
 // One row per case and column, none of them reached yet; the optimized column without a device is final: not_run with the reason.
-// With a mutant the columns are the clean reference and the mutant, and cases with the switches and the mode that the fault needs are the only
-// ones.
+// With a mutant the columns are one executor, the optimized one if it is all that is requested and else the reference, clean and with the
+// fault, and cases with the switches and the mode that the fault needs are the only ones.
 std::vector<CaseResult> planned_rows(const SweepRequest& request, const std::vector<SweepCase>& cases, const SweepExecutors& executors,
                                      const ModelConfig& model);
 

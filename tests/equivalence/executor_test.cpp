@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // The CUDA executor as a whole: its records keep the specification's rules, repeat to the bit in any plan and any company, agree with the
 // reference within its noise, and leave no memory behind.
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 
 #include "harness/compare/audit.hpp"
 #include "harness/compare/conformance.hpp"
 #include "harness/compare/memory_model.hpp"
 #include "harness/compare/record_compare.hpp"
+#include "harness/io/checkpoint_writer.hpp"
+#include "harness/io/synthetic_checkpoint.hpp"
 #include "harness/planner/planner.hpp"
 #include "models/executor.hpp"
 #include "reference/reference_executor.hpp"
@@ -226,6 +231,53 @@ TEST_F(ExecutorTest, MemoryEqualsThePrediction) {
   }
 }
 
+// The K/V shape of Ouro-1.4B (24 layers, 16 heads of 128 channels) on a narrow model: what an allocator counts for 8192 positions with
+// everything on, tables and reference state included, against four BF16 planes of them.
+TEST_F(ExecutorTest, EightThousandPositionsTakeAtMostOnePart5Point7OfFourPlanes) {
+  constexpr int kPrompt = 8192;
+  ModelConfig model = harness::preset_config("ouro-1.4b");
+  model.hidden = 64, model.intermediate = 128, model.vocab = 256;
+  const std::filesystem::path folder = std::filesystem::path(::testing::TempDir()) / ("loopgauge-narrow-" + std::to_string(getpid()));
+  harness::write_checkpoint(folder, model, harness::synthetic_values(model, {.seed = 3}), {.if_exists = harness::IfExists::replace});
+  const Checkpoint narrow = load_checkpoint(folder);
+  std::filesystem::remove_all(folder);
+
+  Trace trace;
+  trace.name = "eight-thousand";
+  trace.vocab_size = model.vocab;
+  TraceRequest request;
+  for (int i = 0; i < kPrompt; ++i) request.prompt.push_back(static_cast<std::int32_t>((i * 37 + i / 91) % 251));
+  request.max_new_tokens = 2;
+  request.forced = {1, 2};
+  trace.requests.push_back(request);
+
+  const auto executor = optimized::make_cuda_executor(narrow);
+  for (const EncodingPolicy policy : {EncodingPolicy::fixed_prompt, EncodingPolicy::rolling, EncodingPolicy::streaming}) {
+    AlgorithmConfig algorithm;
+    apply_switches(algorithm, "t1s1q1");
+    algorithm.kv_residual_quantization.policy = policy;
+    const EffectiveConfig config = EffectiveConfig::resolve(algorithm, narrow.config);
+    Plan plan = harness::make_plan(harness::parse_mode("serial"), trace, config);
+    plan.submissions.pop_back();  // the request is still live
+    executor->begin(trace, config, {});
+    for (const Submission& submission : plan.submissions) executor->submit(submission);
+    const optimized::MemoryUsage usage = executor->memory_usage();
+    static_cast<void>(executor->finish());
+
+    std::size_t kv = 0;
+    for (const MemoryCategory category :
+         {MemoryCategory::base_payload, MemoryCategory::residual_payload, MemoryCategory::parameters, MemoryCategory::activity_maps,
+          MemoryCategory::bf16_tail, MemoryCategory::bf16_planes, MemoryCategory::inherited_references, MemoryCategory::attention_reference_state})
+      kv += usage.in_use[static_cast<std::size_t>(category)];
+    const double planes = 4.0 * (kPrompt + 1) * model.layers * model.heads * model.head_dim * 2 * sizeof(std::uint16_t);
+    const double ratio = planes / static_cast<double>(kv);
+    RecordProperty(std::string(to_string(policy)), std::to_string(kv) + " bytes, ratio " + std::to_string(ratio));
+    std::printf("8192 positions, %s: %zu bytes of K/V, tables and reference state, four BF16 planes are %.3f times as much\n",
+                std::string(to_string(policy)).c_str(), kv, ratio);
+    EXPECT_GE(ratio, 5.7) << to_string(policy);
+  }
+}
+
 TEST_F(ExecutorTest, OutOfMemoryIsAClearErrorAndTheExecutorStaysUsable) {
   const Trace small = shipped("boundary-short"), large = shipped("kv-700");
   const EffectiveConfig config = config_of({"t0s0q0"});
@@ -252,15 +304,22 @@ TEST_F(ExecutorTest, UnsupportedRequestsSayWhat) {
 
 TEST_F(ExecutorTest, EveryPlantedFaultShows) {
   const Trace trace = shipped("flush-3");
-  for (const FaultInfo& info : planted_faults()) {
-    if (!info.in_optimized || !info.mode.empty()) continue;
-    const EffectiveConfig config = config_of({"t1s1q1", EncodingPolicy::rolling, 64});
-    const RunRecord sound = run(*executor_, trace, config);
+  const EffectiveConfig config = config_of({"t1s1q1", EncodingPolicy::rolling, 64});
+  const auto acts = [&](Executor& executor, Fault fault) {
     RunOptions options{.record = RecordGroups::all()};
-    options.fault = info.fault;
-    const RunRecord faulty = run(*executor_, trace, config, options);
-    EXPECT_FALSE(harness::compare_records(sound, faulty, config.window()).identical()) << info.name;
+    const RunRecord sound = run(executor, trace, config, options);
+    options.fault = fault;
+    return !harness::compare_records(sound, run(executor, trace, config, options), config.window()).identical();
+  };
+  for (const FaultInfo& info : planted_faults()) {
+    if (!info.in_optimized || !info.mode.empty() || info.fault == Fault::threshold_tie_by_arrival) continue;
+    EXPECT_TRUE(acts(*executor_, info.fault)) << info.name;
   }
+  // Logits of a trained model hardly ever tie; those of a head without keys all do.
+  Checkpoint tied = tiny();
+  for (LayerWeights& layer : tied.layers) std::fill_n(layer.k_proj.data.begin(), tied.config.head_dim * tied.config.hidden, Bfloat16Bits{0});
+  const auto executor = optimized::make_cuda_executor(tied, {.poison = true});
+  EXPECT_TRUE(acts(*executor, Fault::threshold_tie_by_arrival));
 }
 
 }  // namespace

@@ -240,6 +240,18 @@ TEST_F(SyntheticTest, MomentsAreTheDeclaredOnes) {
   EXPECT_EQ(widened(weights.at("model.early_exit_gate.bias")[0]), -1.0f);
 }
 
+TEST_F(SyntheticTest, ZeroKeyHeadsHaveNoKeysAndChangeNothingElse) {
+  const ModelConfig config = small_config();
+  const Weights plain = weights_of(make({9, 0}, "plain")), zeroed = weights_of(make({9, 0, 1}, "zeroed"));
+  const auto zero = static_cast<std::size_t>(config.head_dim * config.hidden);
+  for (const auto& [name, values] : zeroed) {
+    const std::size_t first = name.ends_with("k_proj.weight") ? zero : 0;
+    for (std::size_t i = 0; i < values.size(); ++i) ASSERT_EQ(values[i], i < first ? 0 : plain.at(name)[i]) << name << " " << i;
+  }
+  EXPECT_THROW(static_cast<void>(synthetic_values(config, {1, 0, config.heads + 1})), ConfigError);
+  EXPECT_THROW(static_cast<void>(synthetic_values(config, {1, 0, -1})), ConfigError);
+}
+
 TEST_F(SyntheticTest, OutlierChannelsAreEightTimesTheOthers) {
   constexpr int kOutliers = 3;
   const Weights plain = weights_of(make({9, 0}, "plain")), outliers = weights_of(make({9, kOutliers}, "outliers"));

@@ -83,6 +83,11 @@ TEST_F(SweepCommand, BadRequestsHaveTheirExitCodesAndLeaveNoReport) {
   EXPECT_EQ(sweep({"--output", "xml"}).exit_code, 2);
   EXPECT_EQ(sweep({"--mutant", "unheard_of"}).exit_code, 2);
   EXPECT_EQ(sweep({"--unknown-flag"}).exit_code, 2);
+  for (const char* executor : {"reference", "both"}) {
+    const ProcessResult result = sweep({"--mutant", "stale_reference_slot", "--executor", executor});
+    EXPECT_EQ(result.exit_code, 4) << result.out << result.err;
+    EXPECT_NE(result.err.find("use --executor optimized"), std::string::npos) << result.err;
+  }
   EXPECT_EQ(sweep({"--mutant", "early_flush", "--filter", "*t0s0q0*"}).exit_code, 2) << "the fault cannot act";
   EXPECT_EQ(
       test::run_program({"sweep", "--checkpoint", path("absent"), "--report", path("report.h5"), "--traces", path("single.h5")}).exit_code,

@@ -352,5 +352,36 @@ std::vector<FaultInfo> serial_faults_of_the_reference() {
 INSTANTIATE_TEST_SUITE_P(All, Mutant, ::testing::ValuesIn(serial_faults_of_the_reference()),
                          [](const auto& fault) { return std::string(fault.param.name); });
 
+// A candidate whose bits are not promised: what finds the fault is the comparison with the reference, level by level. A second reference
+// stands for the optimized runtime.
+std::vector<FaultInfo> serial_faults_of_both() {
+  std::vector<FaultInfo> faults = serial_faults_of_the_reference();
+  std::erase_if(faults, [](const FaultInfo& info) { return !info.in_optimized; });
+  return faults;
+}
+
+class MutantOfACandidate : public ::testing::TestWithParam<FaultInfo> {};
+
+TEST_P(MutantOfACandidate, IsFoundByTheComparisonWithTheReference) {
+  SmallSweep sweep(small_traces(), {"serial/t1s1q1:rolling*/several"});
+  const std::unique_ptr<Executor> candidate = reference::make_reference_executor(sweep.checkpoint);
+  sweep.executors.optimized = candidate.get();
+  sweep.request.executors = ExecutorChoice::optimized;
+  sweep.request.mutant = GetParam().fault;
+  const Report report = sweep.run();
+  ASSERT_EQ(report.cases.size(), 2u);
+  EXPECT_EQ(report.cases[0].executor, "optimized");
+  EXPECT_EQ(report.cases[0].status, CaseStatus::passed) << report.cases[0].reason;
+  EXPECT_EQ(check_of(report.cases[0], "decision_forced").status, "passed");
+  const CaseResult& mutant = report.cases[1];
+  EXPECT_EQ(mutant.executor, "mutant:" + std::string(GetParam().name));
+  EXPECT_EQ(check_of(mutant, kEqualsCleanCheck).status, "skipped") << "the fault acts, and that is no verdict";
+  EXPECT_EQ(mutant.status, CaseStatus::failed) << mutant.reason;
+  EXPECT_EQ(exit_code_of(verdict(report)), 1);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, MutantOfACandidate, ::testing::ValuesIn(serial_faults_of_both()),
+                         [](const auto& fault) { return std::string(fault.param.name); });
+
 }  // namespace
 }  // namespace loopgauge::harness
