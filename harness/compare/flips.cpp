@@ -292,7 +292,9 @@ void explain_flips(Decisions& decisions, const FlipLimits& limits) {
   std::vector<const Flip*> causes;
   for (Flip& flip : decisions.flips) {
     const bool unknown = std::isnan(flip.margin) || std::isnan(flip.difference);  // a value exists in one run only
-    const bool ranked = unknown || flip.margin <= flip.difference + flip.slack;
+    // Equal values that nobody moved rank by position (S-TSEL-4, S-SDA-7): no noise and no earlier flip reverses that.
+    const bool tied = flip.margin == 0.0 && flip.difference + flip.slack == 0.0;
+    const bool ranked = unknown || (flip.margin <= flip.difference + flip.slack && !tied);
     flip.root = true;
     flip.explained = !unknown && ranked && flip.largest_move <= limit_of(flip, limits);
     for (const Flip* cause : causes) {

@@ -345,6 +345,18 @@ TEST(Flips, AreExplainedByTheirOwnNoiseOrByAnExplainedFlipInTheirPast) {
       flip(DecisionKind::argmax, 131, -1, 1.5, 0.9),   // 6: its past explains the move
       flip(DecisionKind::argmax, 132, -1, 3.0, 0.9),   // 7: ranks its own values wrongly: nothing explains that
   };
+  {
+    Decisions tied;
+    tied.flips = {flip(DecisionKind::token, 10, 3, 0.005, 0.005), flip(DecisionKind::token, 90, 4, 0.0, 0.0),
+                  flip(DecisionKind::key, 140, 2, 0.0, 0.0)};
+    explain_flips(tied, limits);
+    EXPECT_TRUE(tied.flips[0].explained);
+    EXPECT_FALSE(tied.flips[1].explained) << "equal values in both runs rank by position";
+    EXPECT_FALSE(tied.flips[2].explained);
+    tied.flips[2].slack = 1e-7;  // FP32 logits may differ where the recomputed ones tie
+    explain_flips(tied, limits);
+    EXPECT_TRUE(tied.flips[2].explained);
+  }
   explain_flips(decisions, limits);
   const std::vector<std::pair<bool, bool>> expected{{true, true}, {false, true}, {true, false}, {false, true},
                                                     {true, true}, {true, false}, {false, true}, {false, false}};  // root, explained
