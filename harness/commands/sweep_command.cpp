@@ -49,6 +49,7 @@ struct SweepOptions {
   std::uint64_t seed = DriftOptions{}.seed;
   double write_interval = 10.0;  // seconds
   int jobs = 0;                  // 0: chosen
+  int device_jobs = 1;
   bool resume = false;
   bool repeat = false;
   bool list_mutants = false;
@@ -113,7 +114,7 @@ struct Sweep {
   std::vector<SweepCase> cases;  // of the shard
   Checkpoint checkpoint;
   std::vector<std::unique_ptr<Executor>> reference;  // one per lane
-  std::unique_ptr<Executor> optimized;
+  std::vector<std::unique_ptr<Executor>> optimized;  // likewise
   SweepExecutors executors;
   Report report;
 };
@@ -121,7 +122,7 @@ struct Sweep {
 // More lanes use small cases better, but each holds a run's tensors: about 200 MiB for 2048 tokens of the shipped model.
 constexpr int kMostDefaultLanes = 4;
 
-void select_executors(Sweep& sweep, int jobs) {
+void select_executors(Sweep& sweep, int jobs, int device_jobs) {
   const optimized::DeviceStatus device = optimized::device_status();
   sweep.executors.device = device.description;
   if (sweep.request.executors == ExecutorChoice::optimized && !device.available) {
@@ -136,8 +137,10 @@ void select_executors(Sweep& sweep, int jobs) {
     }
   }
   if (sweep.request.executors != ExecutorChoice::reference && device.available) {
-    sweep.optimized = optimized::make_cuda_executor(sweep.checkpoint);
-    sweep.executors.optimized = sweep.optimized.get();
+    for (int i = 0; i < device_jobs; ++i) {
+      sweep.optimized.push_back(optimized::make_cuda_executor(sweep.checkpoint));
+      sweep.executors.optimized.push_back(sweep.optimized.back().get());
+    }
   }
 }
 
@@ -152,7 +155,7 @@ ReportMeta make_meta(const Sweep& sweep, const SweepOptions& options, const Case
   meta.model_sha256 = sweep.checkpoint.sha256;
   meta.model_config = model_config_json(sweep.checkpoint.config);
   meta.device = request.executors == ExecutorChoice::reference ? "not asked for" : sweep.executors.device;
-  meta.device_available = sweep.executors.optimized != nullptr;
+  meta.device_available = !sweep.executors.optimized.empty();
   meta.cpu = host.cpu + ", " + std::to_string(host.threads) + " threads";
   meta.set = request.set;
   meta.set_sha256 = request_sha256(request, sweep.checkpoint.config);
@@ -198,7 +201,7 @@ void prepare(Sweep& sweep, const SweepOptions& options) {
   }
   request.cases = numbered_cases(selection.request, request.traces, sweep.checkpoint.config);
   sweep.cases = shard_cases(request.cases, selection.cases);
-  select_executors(sweep, options.jobs);
+  select_executors(sweep, options.jobs, options.device_jobs);
 
   sweep.report.meta = make_meta(sweep, options, selection);
   if (sweep.report.meta.case_count == 0) {
@@ -298,6 +301,12 @@ void add_sweep_command(CLI::App& app, int& exit_code) {
                    "Reference cases run at once; they share out the threads (default: the threads, at most 4). Results do not depend on it")
       ->type_name("N")
       ->check(CLI::Range(1, 1024));
+  command
+      ->add_option("--device-jobs", options->device_jobs,
+                   "Optimized cases run at once on the device, each with its own copy of the weights. Results do not depend on it")
+      ->type_name("N")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
   command->add_flag("--resume", options->resume,
                     "Continue the report of a killed sweep with the same request; starts anew when the file does not exist");
   command

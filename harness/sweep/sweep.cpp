@@ -142,9 +142,9 @@ class SweepLoop {
 
   void run() {
     std::vector<std::thread> threads;
-    const int lanes = static_cast<int>(executors_.reference.size()) + (executors_.optimized != nullptr ? 1 : 0);
-    if (lanes == 1) {
-      work(executors_.optimized != nullptr ? *executors_.optimized : *executors_.reference.front(), executors_.optimized != nullptr);
+    if (executors_.reference.size() + executors_.optimized.size() == 1) {
+      const bool optimized = executors_.reference.empty();
+      work(*(optimized ? executors_.optimized : executors_.reference).front(), optimized);
     } else {
       const int lane_threads = std::max(1, omp_get_max_threads() / std::max(1, static_cast<int>(executors_.reference.size())));
       const auto start = [&](Executor& executor, bool optimized) {
@@ -154,7 +154,7 @@ class SweepLoop {
         });
       };
       for (Executor* executor : executors_.reference) start(*executor, false);
-      if (executors_.optimized != nullptr) start(*executors_.optimized, true);
+      for (Executor* executor : executors_.optimized) start(*executor, true);
       for (std::thread& thread : threads) thread.join();
     }
     if (failure_) std::rethrow_exception(failure_);
@@ -168,7 +168,7 @@ class SweepLoop {
       if (!pending(row)) continue;
       const Case& value = case_of(row);
       const bool optimized = row.executor == kOptimized;
-      if ((optimized && executors_.optimized == nullptr) || (!optimized && executors_.reference.empty())) {
+      if ((optimized ? executors_.optimized : executors_.reference).empty()) {
         throw InternalError("the sweep has no executor for the column '" + row.executor + "'");
       }
       if (stride == 2 && (i + 1 == report_.cases.size() || report_.cases[i + 1].id != row.id)) {
@@ -225,13 +225,12 @@ class SweepLoop {
           if (!judge(runner, *unit, i)) return;
         }
         for (const Case& base : unit->baselines) make_baseline(executor, runner, base, *unit->trace);
-        if (optimized) {
-          for (const std::size_t i : unit->rows) {
-            const std::string id = case_id(baseline_of(case_of(report_.cases[i])));
-            if (--baseline_uses_[id] == 0) conformance_.forget(id);
-          }
-        }
+        std::vector<std::string> used;  // as often as rows of the unit used it
+        for (const std::size_t i : optimized ? unit->rows : std::vector<std::size_t>()) used.push_back(case_id(baseline_of(case_of(report_.cases[i]))));
         const std::lock_guard lock(mutex_);
+        for (const std::string& id : used) {
+          if (--baseline_uses_[id] == 0) conformance_.forget(id);
+        }
         if (--open_units_[{unit->trace, optimized}] == 0) baselines.forget(unit->trace->name);
       }
     } catch (...) {
@@ -336,9 +335,9 @@ class SweepLoop {
   std::vector<Unit> units_;                    // in the order of their first rows
   DenseBaselines reference_baselines_, optimized_baselines_;
   ConformanceBaselines conformance_;
-  std::map<std::string, int> baseline_uses_;  // pending rows of the optimized column, by baseline; only its lane changes it
 
-  std::mutex mutex_;              // guards what follows, the report and the callbacks
+  std::mutex mutex_;                          // guards what follows, the report and the callbacks
+  std::map<std::string, int> baseline_uses_;  // pending rows of the optimized column, by baseline
   std::size_t next_[2] = {0, 0};  // reference, optimized
   std::map<std::pair<const Trace*, bool>, int> open_units_;
   std::int64_t done_ = 0;
@@ -430,7 +429,7 @@ std::vector<CaseResult> planned_rows(const SweepRequest& request, const std::vec
     if (request.executors != ExecutorChoice::optimized) rows.push_back(planned_row(entry, std::string(kReference), model));
     if (request.executors == ExecutorChoice::reference) continue;
     rows.push_back(planned_row(entry, std::string(kOptimized), model));
-    if (executors.optimized == nullptr) rows.back().reason = executors.device;
+    if (executors.optimized.empty()) rows.back().reason = executors.device;
   }
   return rows;
 }

@@ -44,12 +44,12 @@ std::vector<SweepCase> shard_cases(const std::vector<SweepCase>& request, const 
 // Identity of the whole request: what runs, on what tokens.
 std::string request_sha256(const SweepRequest& request, const ModelConfig& model);
 
-// Which executors can run. Every executor is a lane: it works on one case at a time, all lanes at once. The reference may have several
-// lanes, which share out the processor's threads; without an optimized one `device` says why. An optimized column needs the reference even
-// where no reference column is requested: it is compared with it.
+// Which executors can run. Every executor is a lane: it works on one case at a time, all lanes at once. Lanes of the reference share out
+// the processor's threads, lanes of the optimized runtime the device; without an optimized one `device` says why. An optimized column needs
+// the reference even where no reference column is requested: it is compared with it.
 struct SweepExecutors {
   std::vector<Executor*> reference;
-  Executor* optimized = nullptr;
+  std::vector<Executor*> optimized;
   std::string device;
 };
 

@@ -77,7 +77,7 @@ TEST(CaseRunner, TapsAreComparedWithARunWithoutTapsInBothColumns) {
     };
     test::StandIn candidate(sweep.checkpoint);
     sweep.executors.reference = {&intruder};
-    sweep.executors.optimized = &candidate;
+    sweep.executors.optimized = {&candidate};
     bool found = false;
     for (const CaseResult& row : sweep.run().cases) {
       if (row.executor != "reference") continue;

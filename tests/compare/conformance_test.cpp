@@ -41,7 +41,7 @@ struct CandidateSweep : SmallSweep {
   }
 
   std::vector<CaseResult> run(Executor& candidate) {
-    executors.optimized = &candidate;
+    executors.optimized = {&candidate};
     std::vector<CaseResult> rows;
     for (CaseResult& row : SmallSweep::run().cases) {
       if (row.executor == "optimized") {

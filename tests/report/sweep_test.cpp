@@ -130,6 +130,27 @@ TEST(Sweep, SeveralLanesGiveTheSameRowsAndRunNothingTwice) {
   EXPECT_EQ(runs, static_cast<int>(expected.size()));
 }
 
+TEST(Sweep, SeveralLanesOfTheOptimizedColumnGiveTheSameRows) {
+  SmallSweep sweep(small_traces(), {"*/t1s0q0/*", "*/t0s0q0/*", "*/t0s1q0/*"});
+  sweep.request.executors = ExecutorChoice::both;
+  std::vector<std::unique_ptr<Executor>> candidates;
+  std::vector<std::string> rows;
+  for (int lanes : {1, 3}) {
+    while (std::ssize(candidates) < lanes) candidates.push_back(reference::make_reference_executor(sweep.checkpoint));
+    sweep.executors.optimized.clear();
+    for (const auto& candidate : candidates) sweep.executors.optimized.push_back(candidate.get());
+    const Report report = sweep.run();
+    ASSERT_EQ(report.cases.size(), 24u) << "3 settings, 2 modes, 2 traces, 2 columns";
+    std::vector<std::string> texts;
+    for (const CaseResult& row : report.cases) {
+      EXPECT_EQ(row.status, CaseStatus::passed) << row.id << " " << row.executor << ": " << row.reason;
+      texts.push_back(row_text(row));
+    }
+    if (lanes == 1) rows = texts;
+    EXPECT_EQ(texts, rows);
+  }
+}
+
 TEST(Sweep, LaneThatThrowsEndsTheSweepWithItsException) {
   SmallSweep sweep(small_traces(), {"*/single"});
   Report report;
@@ -365,7 +386,7 @@ class MutantOfACandidate : public ::testing::TestWithParam<FaultInfo> {};
 TEST_P(MutantOfACandidate, IsFoundByTheComparisonWithTheReference) {
   SmallSweep sweep(small_traces(), {"serial/t1s1q1:rolling*/several"});
   const std::unique_ptr<Executor> candidate = reference::make_reference_executor(sweep.checkpoint);
-  sweep.executors.optimized = candidate.get();
+  sweep.executors.optimized = {candidate.get()};
   sweep.request.executors = ExecutorChoice::optimized;
   sweep.request.mutant = GetParam().fault;
   const Report report = sweep.run();
