@@ -238,7 +238,7 @@ TEST_F(ExecutorTest, APromptOf8192TakesAtMostOnePart5Point7OfFourPlanes) {
   ModelConfig model = harness::preset_config("ouro-1.4b");
   model.hidden = 64, model.intermediate = 128, model.vocab = 256;
   const std::filesystem::path folder = std::filesystem::path(::testing::TempDir()) / ("loopgauge-narrow-" + std::to_string(getpid()));
-  harness::write_checkpoint(folder, model, harness::synthetic_values(model, {.seed = 3}), {.if_exists = harness::IfExists::replace});
+  harness::write_checkpoint(folder, model, harness::synthetic_values(model, {.seed = 3}), {});
   const Checkpoint narrow = load_checkpoint(folder);
   std::filesystem::remove_all(folder);
 

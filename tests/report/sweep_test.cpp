@@ -373,14 +373,14 @@ std::vector<FaultInfo> serial_faults_of_the_reference() {
 INSTANTIATE_TEST_SUITE_P(All, Mutant, ::testing::ValuesIn(serial_faults_of_the_reference()),
                          [](const auto& fault) { return std::string(fault.param.name); });
 
-// A candidate whose bits are not promised: what finds the fault is the comparison with the reference, level by level. A second reference
-// stands for the optimized runtime.
 std::vector<FaultInfo> serial_faults_of_both() {
   std::vector<FaultInfo> faults = serial_faults_of_the_reference();
   std::erase_if(faults, [](const FaultInfo& info) { return !info.in_optimized; });
   return faults;
 }
 
+// A candidate whose bits are not promised: what finds the fault is the comparison with the reference, level by level. A second reference
+// stands for the optimized runtime.
 class MutantOfACandidate : public ::testing::TestWithParam<FaultInfo> {};
 
 TEST_P(MutantOfACandidate, IsFoundByTheComparisonWithTheReference) {
