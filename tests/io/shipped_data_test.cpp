@@ -38,7 +38,7 @@ TEST(ShippedData, EveryTraceIsValidForTheShippedModelAndNamedAsItsFile) {
     EXPECT_FALSE(trace.description.empty() || trace.source.empty()) << entry.path();
     ++count;
   }
-  EXPECT_EQ(count, 17);
+  EXPECT_EQ(count, 23);
 }
 
 TEST(ShippedData, SetsNameExistingTracesAndFullAndModesNameAll) {
