@@ -32,11 +32,13 @@ void check_in_flight(const RunOptions& options, const EffectiveConfig& config, c
   const int in_flight = options.submissions_in_flight;
   if (in_flight < 1) throw ConfigError("submissions in flight: " + std::to_string(in_flight) + " is not at least 1");
   if (in_flight > 1 && config.exit().mode == ExitMode::threshold) {
-    throw UnsupportedError("exit threshold needs the gate of a loop before the next one is issued: asynchronous execution has exits full, trace and delayed");
+    throw UnsupportedError(
+        "exit threshold needs the gate of a loop before the next one is issued: asynchronous execution has exits full, trace and delayed");
   }
   const auto& q = config.q();
   const bool moves = q.enabled && q.policy != EncodingPolicy::fixed_prompt;
-  const bool free_run = std::any_of(trace.requests.begin(), trace.requests.end(), [](const TraceRequest& request) { return !request.teacher_forced(); });
+  const bool free_run =
+      std::any_of(trace.requests.begin(), trace.requests.end(), [](const TraceRequest& request) { return !request.teacher_forced(); });
   if (moves && free_run && q.tail < in_flight - 2) {
     throw UnsupportedError("a tail of " + std::to_string(q.tail) + " with " + std::to_string(in_flight) +
                            " submissions in flight would encode rows that may lie past the end of the sequence: use a tail of at least " +
@@ -101,7 +103,8 @@ CudaRun::CudaRun(const RunContext& context, const Trace& trace, const EffectiveC
     s.record.tokens = request.forced;
     s.record.executions.assign(static_cast<std::size_t>(s.capacity) * kLoops, 0);
     if (config_.selects_tokens()) {
-      for (auto& scores : s.record.scores) scores.assign(static_cast<std::size_t>(s.prompt_length), std::numeric_limits<float>::quiet_NaN());
+      for (auto& scores : s.record.scores)
+        scores.assign(static_cast<std::size_t>(s.prompt_length), std::numeric_limits<float>::quiet_NaN());
     }
     const float nan = std::numeric_limits<float>::quiet_NaN();
     for (int loop = 1; options_.record.hidden && loop <= config_.loops(); ++loop) {
@@ -160,7 +163,8 @@ void CudaRun::run_items(const std::vector<WorkItem>& items) {
       const PositionRange range = window_range(window, s.prompt_length, config_.window());
       for (int loop = item.loop_first; loop <= item.loop_last; ++loop) {
         std::vector<Part> parts;
-        if (auto part = prefill_part(s, window, {std::max(range.begin, item.begin), std::min(range.end, item.end)}, loop)) parts.push_back(*part);
+        if (auto part = prefill_part(s, window, {std::max(range.begin, item.begin), std::min(range.end, item.end)}, loop))
+          parts.push_back(*part);
         run_step(parts);
       }
     }

@@ -50,6 +50,10 @@ std::optional<CudaRun::Part> CudaRun::decode_part(RequestState& s, int position,
   }
   if (s.row.position != position) throw InternalError(s.name() + ": decode item at position " + std::to_string(position) + " out of turn");
   if (s.row.committed) return std::nullopt;
+  if (references_ && loop == 2 && planted(Fault::slot_reused_early)) {  // takes whatever has been given away meanwhile
+    references_->release(s.row.reference, s.row.key);
+    s.row.reference = references_->acquire(s.row.key);
+  }
   if (references_ && loop >= 3 && !s.row.reference_given_away) references_->require_reusable(s.row.reference, s.row.key);
   return Part{&s, RowKind::decode, {position, position + 1}, loop};
 }
@@ -199,6 +203,12 @@ void CudaRun::enqueue_batch(const std::vector<Part>& parts, const RowBatch& batc
 
 void CudaRun::load_inputs(const std::vector<Part>& parts, int decode_rows, Bfloat16* rows) {
   const Bfloat16* table = weights_.embed_tokens.as<Bfloat16>();
+  const auto live = std::count_if(parts.begin(), parts.end(), [](const Part& part) { return part.kind == RowKind::decode; });
+  if (poison_ && live < decode_rows) {
+    // Padding that reached a result would show.
+    const auto row_bytes = static_cast<std::size_t>(model_.hidden) * sizeof(Bfloat16);
+    LOOPGAUGE_CUDA_CHECK(cudaMemsetAsync(rows + live * model_.hidden, 0xFF, static_cast<std::size_t>(decode_rows - live) * row_bytes, stream_));
+  }
   // Decode rows may be at any loop: each of the two leaves the rows of the other alone.
   embedding(forward_.tokens(), table, rows, decode_rows, model_.hidden, stream_);
   gather_rows(decode_states_.as<Bfloat16>(), forward_.sources_of_states(), rows, decode_rows, model_.hidden, stream_);

@@ -19,13 +19,15 @@ void CudaRun::emit_pending() {
   std::vector<std::int32_t> slots;
   for (std::size_t i = 0; i < emissions.size(); ++i) {
     const RequestState& s = *emissions[i].request;
-    LOOPGAUGE_CUDA_CHECK(cudaMemcpyAsync(states + i * hidden, decode_state(s), hidden * sizeof(Bfloat16), cudaMemcpyDeviceToDevice, stream_));
+    LOOPGAUGE_CUDA_CHECK(
+        cudaMemcpyAsync(states + i * hidden, decode_state(s), hidden * sizeof(Bfloat16), cudaMemcpyDeviceToDevice, stream_));
     slots.push_back(s.request->teacher_forced() ? -1 : s.slot);
   }
   const float* logits = forward_.logits(states, rows);
   auto* choices = emitted_choices_.reserve<HeadChoice>(emissions.size());
   head_argmax(logits, choices, rows, model_.vocab, stream_);
-  keep_tokens(choices, emitted_slots_.upload<std::int32_t>(slots, ticket_->arena, stream_), chosen_tokens_.as<std::int32_t>(), rows, stream_);
+  keep_tokens(choices, emitted_slots_.upload<std::int32_t>(slots, ticket_->arena, stream_), chosen_tokens_.as<std::int32_t>(), rows,
+              stream_);
   const HeadChoice* chosen = download(choices, emissions.size());
   for (std::size_t i = 0; i < emissions.size(); ++i) {
     const Emission& emission = emissions[i];
@@ -43,7 +45,8 @@ void CudaRun::deliver_emission(const Emission& emission, int depth, const HeadCh
   if (s.finished) return;
   const int position = emission.position;
   if (choice.first_non_finite >= 0) {
-    throw NumericError(s.name() + ", position " + std::to_string(position) + ": logit of token " + std::to_string(choice.first_non_finite) + " is not finite");
+    throw NumericError(s.name() + ", position " + std::to_string(position) + ": logit of token " + std::to_string(choice.first_non_finite) +
+                       " is not finite");
   }
   if (position >= s.prompt_length) {
     s.record.exit_depths.push_back(static_cast<std::uint8_t>(depth));

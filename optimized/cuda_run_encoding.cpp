@@ -14,7 +14,8 @@ namespace loopgauge::optimized {
 int CudaRun::frontier_rule(const RequestState& s, int committed) const {
   const int frontier = encoded_frontier(config_, s.prompt_length, committed);
   if (!planted(Fault::early_flush) || !config_.q().enabled) return frontier;
-  return std::max(frontier, std::min(encoded_frontier(config_, s.prompt_length, committed + kGroupSize), committed / kGroupSize * kGroupSize));
+  return std::max(frontier,
+                  std::min(encoded_frontier(config_, s.prompt_length, committed + kGroupSize), committed / kGroupSize * kGroupSize));
 }
 
 // Positions below it are read reconstructed. One representation is stored, so what a row must see is what is encoded now.
@@ -43,7 +44,8 @@ void CudaRun::flush(RequestState& s, int frontier) {
   }
   // The planted fault: the next block is encoded beside its BF16 rows, where the kernels that ignore the frontier find it.
   const PositionRange next{s.encoded, s.encoded + kGroupSize};
-  const bool ahead = planted(Fault::tail_read_as_encoded) && config_.q().enabled && next.begin >= s.encoded_ahead && next.end <= s.committed;
+  const bool ahead =
+      planted(Fault::tail_read_as_encoded) && config_.q().enabled && next.begin >= s.encoded_ahead && next.end <= s.committed;
   if (ahead && next.begin % kPageTokens == 0) {
     encode(s, next, 1, config_.loops(), {}, true);
     s.encoded_ahead = next.end;

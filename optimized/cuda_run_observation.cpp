@@ -9,9 +9,7 @@
 namespace loopgauge::optimized {
 namespace {
 
-float widen(Bfloat16 value) {
-  return std::bit_cast<float>(static_cast<std::uint32_t>(std::bit_cast<std::uint16_t>(value)) << 16);
-}
+float widen(Bfloat16 value) { return std::bit_cast<float>(static_cast<std::uint32_t>(std::bit_cast<std::uint16_t>(value)) << 16); }
 
 }  // namespace
 
@@ -25,8 +23,9 @@ class CudaRun::TapObserver final : public RowObserver {
     const std::size_t rows = rows_.size(), columns = static_cast<std::size_t>(width);
     const bool before_loops = operation == "embedding";
     std::vector<Bfloat16> copy(rows * columns);
-    LOOPGAUGE_CUDA_CHECK(cudaMemcpy2DAsync(copy.data(), columns * sizeof(Bfloat16), values, static_cast<std::size_t>(row_stride) * sizeof(Bfloat16),
-                                           columns * sizeof(Bfloat16), rows, cudaMemcpyDeviceToHost, run_.stream_));
+    LOOPGAUGE_CUDA_CHECK(cudaMemcpy2DAsync(copy.data(), columns * sizeof(Bfloat16), values,
+                                           static_cast<std::size_t>(row_stride) * sizeof(Bfloat16), columns * sizeof(Bfloat16), rows,
+                                           cudaMemcpyDeviceToHost, run_.stream_));
     run_.stream_.synchronize();
     std::vector<float> widened(copy.size());
     std::transform(copy.begin(), copy.end(), widened.begin(), widen);
@@ -59,8 +58,9 @@ class CudaRun::TapObserver final : public RowObserver {
       }
       run_.tap_row("sparse_decode.keys", s, 2, layer, s.row.position, listed);
       run_.tap_row("sparse_decode.mass", s, 2, layer, s.row.position, run_.read(view.mass + first, heads));
-      run_.tap_row("sparse_decode.c_ref", s, 2, layer, s.row.position,
-                   run_.read(view.c_ref + first * static_cast<std::size_t>(shape.head_dim), heads * static_cast<std::size_t>(shape.head_dim)));
+      run_.tap_row(
+          "sparse_decode.c_ref", s, 2, layer, s.row.position,
+          run_.read(view.c_ref + first * static_cast<std::size_t>(shape.head_dim), heads * static_cast<std::size_t>(shape.head_dim)));
     }
   }
 
@@ -87,7 +87,8 @@ void CudaRun::record_states(RequestState& s, const Bfloat16* states, PositionRan
   }
   if (options_.record.gate) {
     float* gates = state_gates_.reserve<float>(std::max<std::size_t>(count, static_cast<std::size_t>(config_.window())));
-    exit_gate(states, weights_.early_exit_gate.as<Bfloat16>(), weights_.early_exit_bias.as<Bfloat16>(), gates, positions.size(), model_.hidden, stream_);
+    exit_gate(states, weights_.early_exit_gate.as<Bfloat16>(), weights_.early_exit_bias.as<Bfloat16>(), gates, positions.size(),
+              model_.hidden, stream_);
     const float* values = download(gates, count);
     on_delivery([&s, values, positions, loop] {
       if (s.finished && !s.cancelled) return;
@@ -96,7 +97,8 @@ void CudaRun::record_states(RequestState& s, const Bfloat16* states, PositionRan
   }
 }
 
-void CudaRun::tap_row(std::string_view operation, const RequestState& s, int loop, int layer, int position, std::span<const float> values) const {
+void CudaRun::tap_row(std::string_view operation, const RequestState& s, int loop, int layer, int position,
+                      std::span<const float> values) const {
   if (options_.tap != nullptr) options_.tap->record({submission_, s.index, position, loop, layer, operation}, values);
 }
 

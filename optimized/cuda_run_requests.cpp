@@ -31,7 +31,8 @@ void CudaRun::complete_decode_loop(RequestState& s, const Part& part) {
       on_delivery([this, &s, position, masks, mass, pages = view.mask_pages] {
         if (s.finished) return;
         s.record.keys.resize(static_cast<std::size_t>(position - s.prompt_length) + 1);
-        s.record.keys.back() = read_keys(kv_.shape(), masks, static_cast<int>(pages), mass, position, budget(config_.s().key_fraction_bp, position + 1));
+        s.record.keys.back() =
+            read_keys(kv_.shape(), masks, static_cast<int>(pages), mass, position, budget(config_.s().key_fraction_bp, position + 1));
       });
     }
   }
@@ -53,7 +54,8 @@ void CudaRun::take_exit(RequestState& s, const Part& part) {
   }
   const auto report = [this, &s, position, loop](const ExitState& state) {
     if (state.not_finite == loop) {
-      throw NumericError(s.name() + ", position " + std::to_string(position) + ", loop " + std::to_string(loop) + ": the exit gate is not finite");
+      throw NumericError(s.name() + ", position " + std::to_string(position) + ", loop " + std::to_string(loop) +
+                         ": the exit gate is not finite");
     }
   };
   const float* gate = download(gates_.as<float>() + part.first_row, 1);
@@ -104,7 +106,8 @@ void CudaRun::count_prefill(RequestState& s, const Part& part) {
     const std::vector<std::int32_t>& active = s.active[static_cast<std::size_t>(loop - 1)][static_cast<std::size_t>(window)];
     const bool selected = loop >= 3 && config_.selects_tokens();
     if (s.finished && !s.cancelled) return;
-    for (int rank = first; rank < first + rows; ++rank) count_execution(s, selected ? active[static_cast<std::size_t>(rank)] : begin + rank, loop);
+    for (int rank = first; rank < first + rows; ++rank)
+      count_execution(s, selected ? active[static_cast<std::size_t>(rank)] : begin + rank, loop);
   });
 }
 
@@ -136,8 +139,8 @@ void CudaRun::finish_request(RequestState& s) {
   s.finished = true;
 }
 
-// Everything has been read: the record is cut to what was committed. Of a cancelled request whose prompt was not complete that is nothing but
-// what was decided for its windows, as far as they had come.
+// Everything has been read: the record is cut to what was committed. Of a cancelled request whose prompt was not complete that is nothing
+// but what was decided for its windows, as far as they had come.
 void CudaRun::close_record(RequestState& s) {
   RequestRecord& record = s.record;
   const int rows = static_cast<int>(record.encoded_frontier.size());  // of logits: 1 + fed, none before the prompt is complete

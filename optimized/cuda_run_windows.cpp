@@ -23,7 +23,8 @@ void CudaRun::open(RequestState& s) {
 int CudaRun::window_rows(const RequestState& s, int window, int loop) const {
   int rows = window_range(window, s.prompt_length, config_.window()).size();
   const int whole = rows;
-  for (int r = 3; r <= loop && config_.selects_tokens(); ++r) rows = std::min(rows, budget(config_.t().retention_bp[static_cast<std::size_t>(r - 1)], whole));
+  for (int r = 3; r <= loop && config_.selects_tokens(); ++r)
+    rows = std::min(rows, budget(config_.t().retention_bp[static_cast<std::size_t>(r - 1)], whole));
   return rows;
 }
 
@@ -67,18 +68,19 @@ void CudaRun::select_window(RequestState& s, int window, int loop) {
   const WindowState& state = *s.windows[static_cast<std::size_t>(window)];
   const int candidates = window_rows(s, window, loop - 1), count = window_rows(s, window, loop);
   if (state.scored[next] != candidates) {
-    throw InternalError(s.name() + ", window " + std::to_string(window) + ", loop " + std::to_string(loop) + ": " + std::to_string(state.scored[next]) +
-                        " of " + std::to_string(candidates) + " candidates are scored");
+    throw InternalError(s.name() + ", window " + std::to_string(window) + ", loop " + std::to_string(loop) + ": " +
+                        std::to_string(state.scored[next]) + " of " + std::to_string(candidates) + " candidates are scored");
   }
   const float* scores = state.scores.as<float>() + next * static_cast<std::size_t>(config_.window());
   std::int32_t* selected = window_positions(s, window, loop);
   if (const RequestRecord* forced = decisions(s); forced != nullptr) {
     const PositionRange range = window_range(window, s.prompt_length, config_.window());
     const auto& all = forced->active[next];
-    const std::vector<std::int32_t> members(std::lower_bound(all.begin(), all.end(), range.begin), std::lower_bound(all.begin(), all.end(), range.end));
+    const std::vector<std::int32_t> members(std::lower_bound(all.begin(), all.end(), range.begin),
+                                            std::lower_bound(all.begin(), all.end(), range.end));
     if (static_cast<int>(members.size()) != count) {
-      throw ConfigError("decisions to replay: " + s.name() + ", window " + std::to_string(window) + ", loop " + std::to_string(loop) + " holds " +
-                        std::to_string(members.size()) + " active positions, the budget is " + std::to_string(count));
+      throw ConfigError("decisions to replay: " + s.name() + ", window " + std::to_string(window) + ", loop " + std::to_string(loop) +
+                        " holds " + std::to_string(members.size()) + " active positions, the budget is " + std::to_string(count));
     }
     copy_to_device<std::int32_t>(selected, members, ticket_->arena, stream_);
   } else {
@@ -99,8 +101,8 @@ void CudaRun::record_selection(RequestState& s, int window, int loop, const floa
   for (int i = 0; i < window_rows(s, window, loop - 1); ++i) {
     const int position = loop == 3 ? range.begin + i : before[static_cast<std::size_t>(i)];
     if (!std::isfinite(scores[i])) {
-      throw NumericError(s.name() + ", window " + std::to_string(window) + ", loop " + std::to_string(loop) + ", position " + std::to_string(position) +
-                         ": the selection score is not finite");
+      throw NumericError(s.name() + ", window " + std::to_string(window) + ", loop " + std::to_string(loop) + ", position " +
+                         std::to_string(position) + ": the selection score is not finite");
     }
     s.record.scores[next][static_cast<std::size_t>(position)] = scores[i];
     tap_row("update_score", s, loop, -1, position, std::span<const float>(scores + i, 1));
@@ -149,13 +151,15 @@ void CudaRun::complete_window_loop(RequestState& s, int window, int loop) {
   WindowState& state = *s.windows[static_cast<std::size_t>(window)];
   if (range.end == s.prompt_length) {
     const std::size_t row_bytes = static_cast<std::size_t>(model_.hidden) * sizeof(Bfloat16);
-    LOOPGAUGE_CUDA_CHECK(cudaMemcpyAsync(decode_state(s), state.states.as<Bfloat16>() + static_cast<std::size_t>(range.size() - 1) * model_.hidden, row_bytes,
-                                         cudaMemcpyDeviceToDevice, stream_));
+    LOOPGAUGE_CUDA_CHECK(cudaMemcpyAsync(decode_state(s),
+                                         state.states.as<Bfloat16>() + static_cast<std::size_t>(range.size() - 1) * model_.hidden,
+                                         row_bytes, cudaMemcpyDeviceToDevice, stream_));
     complete_prompt(s);
   }
   spare_windows_.push_back(std::move(state));
   s.windows[static_cast<std::size_t>(window)].reset();
-  // A request in decode holds one row; the next prompt brings its own windows. Freeing waits for the device, so asynchronous runs keep them.
+  // A request in decode holds one row; the next prompt brings its own windows. Freeing waits for the device, so asynchronous runs keep
+  // them.
   if (range.end == s.prompt_length && !asynchronous()) spare_windows_.clear();
 }
 

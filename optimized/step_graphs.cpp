@@ -38,7 +38,8 @@ int StepGraphs::bucket(int value, int smallest) {
   return static_cast<int>(std::bit_ceil(static_cast<unsigned>(std::max(value, smallest))));
 }
 
-StepGraphs::Outcome StepGraphs::run(const Key& key, std::uint64_t address_version, cudaStream_t stream, const std::function<void()>& enqueue) {
+StepGraphs::Outcome StepGraphs::run(const Key& key, std::uint64_t address_version, cudaStream_t stream,
+                                    const std::function<void()>& enqueue) {
   if (address_version != address_version_) {
     // None of them is running: memory moves by way of a free, which waits for the device.
     for (auto& [other, graph] : graphs_) graph.reset();

@@ -7,7 +7,8 @@
 namespace loopgauge::optimized {
 namespace {
 
-__global__ void exit_step_kernel(const float* gates, const QueryRow* rows, ExitState* exits, int count, float threshold, int min_loops, int delay) {
+__global__ void exit_step_kernel(const float* gates, const QueryRow* rows, ExitState* exits, int count, float threshold, int min_loops,
+                                 int delay) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= count || rows[i].request < 0) return;
   const int loop = rows[i].loop;
@@ -23,7 +24,8 @@ __global__ void exit_step_kernel(const float* gates, const QueryRow* rows, ExitS
 
 }  // namespace
 
-void exit_step(const float* gates, const QueryRow* rows, ExitState* exits, int count, float threshold, int min_loops, int delay, cudaStream_t stream) {
+void exit_step(const float* gates, const QueryRow* rows, ExitState* exits, int count, float threshold, int min_loops, int delay,
+               cudaStream_t stream) {
   if (count == 0) return;
   exit_step_kernel<<<(count + 127) / 128, 128, 0, stream>>>(gates, rows, exits, count, threshold, min_loops, delay);
   LOOPGAUGE_CUDA_CHECK_LAUNCH("exit_step");

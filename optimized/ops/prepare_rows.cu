@@ -16,8 +16,10 @@ __global__ void prepare_rows_kernel(PrepareRowsArguments a) {
   bool live = source.request >= 0;
   const std::int32_t position = !live ? 0 : source.positions != nullptr ? source.positions[source.position] : source.position;
   if (live && decode) {
-    if (source.loop == 1) a.exits[source.request] = {1.0f, source.last_loop, source.gate_decides, 0};
-    else live = source.loop <= a.exits[source.request].last_loop;
+    if (source.loop == 1)
+      a.exits[source.request] = {1.0f, source.last_loop, source.gate_decides, 0};
+    else
+      live = source.loop <= a.exits[source.request].last_loop;
   }
   const QueryRow row{live ? source.request : -1, position, source.loop, source.encoded_frontier, source.reference};
   a.rows[i] = row;
