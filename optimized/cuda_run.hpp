@@ -130,6 +130,7 @@ class CudaRun {
   // Published windows: cuda_run_prefixes.
   std::string identity_of(const RequestState& s, int window) const;
   void publish(RequestState& s, int windows);
+  void use_in_order(const RequestState& s, int windows);
   void reuse(RequestState& s, int windows);
   void evict(const RequestState& s, int from);
   bool relieve_pressure(std::size_t missing_bytes);

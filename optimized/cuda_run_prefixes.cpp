@@ -29,15 +29,19 @@ void CudaRun::publish(RequestState& s, int windows) {
     prefixes_.publish(identity, std::move(extent), s.index);
     ++counters_.published_windows;
   }
+  use_in_order(s, windows);
+}
+
+// A window is of no use without those before it, so of windows that are used together the first one is to be dropped last.
+void CudaRun::use_in_order(const RequestState& s, int windows) {
+  for (int window = windows; window-- > 0;) static_cast<void>(prefixes_.find(identity_of(s, window)));
 }
 
 void CudaRun::reuse(RequestState& s, int windows) {
   open(s);  // may need memory, and so drop windows: it comes before they are looked up
-  std::vector<std::string> identities;
-  for (int window = 0; window < windows; ++window) identities.push_back(identity_of(s, window));
   int found = 0;
   for (; found < windows; ++found) {
-    const PublishedWindow* published = prefixes_.find(identities[static_cast<std::size_t>(found)]);
+    const PublishedWindow* published = prefixes_.find(identity_of(s, found));
     if (published == nullptr) break;
     const auto w = static_cast<std::size_t>(found);
     kv_.adopt(s.slot, published->kv);
@@ -47,8 +51,7 @@ void CudaRun::reuse(RequestState& s, int windows) {
     s.begun_loops[w] = config_.loops();
     reused_.push_back({s.index, found, publisher.index});
   }
-  // A window is of no use without those before it, so the first ones are to be dropped last.
-  for (int window = found; window-- > 0;) static_cast<void>(prefixes_.find(identities[static_cast<std::size_t>(window)]));
+  use_in_order(s, found);
   s.complete_windows = s.leased_windows = found;
   counters_.reused_windows += found;
   // What is not there any more, because memory was needed, is computed as in a cold run.
