@@ -121,6 +121,22 @@ TEST_F(ExecutionModesTest, ExitsThatAreKnownLateMaskTheirRowsOnTheDevice) {
   }
 }
 
+// A threshold is read between two loops, which a replay of one loop leaves room for.
+TEST_F(ExecutionModesTest, ThresholdExitsBetweenReplays) {
+  Trace trace = shipped("exit-threshold");
+  for (TraceRequest& request : trace.requests) {
+    request.max_new_tokens = std::min(request.max_new_tokens, 40);
+    request.forced.resize(static_cast<std::size_t>(request.max_new_tokens));
+  }
+  const EffectiveConfig config = config_of({"t1s1q1", EncodingPolicy::rolling, 64, "threshold:0.5"});
+  const RunRecord serial = run(*executor_, trace, config);
+  const RunRecord replayed = run(*executor_, trace, config, {.record = RecordGroups::all()}, "graph");
+  expect_same_run(serial, replayed, config.window(), "graph");
+  EXPECT_EQ(replayed.counters.unused_statistics_rows, serial.counters.unused_statistics_rows);
+  EXPECT_EQ(replayed.counters.host_reads, serial.counters.host_reads);
+  EXPECT_GT(replayed.counters.graph_replays, replayed.counters.graph_fallbacks);
+}
+
 TEST_F(ExecutionModesTest, ReplayedStepsHaveTheBitsOfEagerOnes) {
   for (const char* name : {"four", "greedy"}) {
     const Trace trace = shipped(name);
