@@ -2,6 +2,7 @@
 // What every part of a run of the reference works with: the model, the configuration, the observers, and the pools that requests share.
 #pragma once
 
+#include <limits>
 #include <span>
 #include <string>
 #include <string_view>
@@ -90,7 +91,7 @@ typename P::Real* hidden_row(const RunContext<P>& run, RequestState<P>& s, int l
   const std::size_t r = static_cast<std::size_t>(loop - 1);
   if (position >= s.prompt_length) {
     auto& row = s.held->row.hidden[r];
-    row.resize(static_cast<std::size_t>(run.model.hidden));
+    if (row.empty()) row.assign(static_cast<std::size_t>(run.model.hidden), std::numeric_limits<typename P::Real>::quiet_NaN());
     return row.data();
   }
   WindowState<typename P::Real>& window = s.held->windows.at(position / run.config.window());
