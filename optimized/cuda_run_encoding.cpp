@@ -32,22 +32,22 @@ int CudaRun::visible_frontier(const RequestState& s, int position, RowKind kind)
 }
 
 void CudaRun::flush(RequestState& s, int frontier) {
+  // A block is as large as its members. Synchronous execution reads them; asynchronous execution leaves room for what is possible.
+  const auto seal = [&](PositionRange block) {
+    if (!asynchronous() && !members_known(s, block)) deliver_early();
+    const bool known = members_known(s, block);
+    encode(s, block, 1, config_.loops(), known ? std::array<std::uint32_t, kLoops>{} : largest_streams(s, block), known);
+  };
   for (const PositionRange& range : block_cuts(config_, s.prompt_length, s.encoded, frontier)) {
-    if (range.begin >= s.encoded_ahead) {
-      // A block is as large as its members. Synchronous execution reads them; asynchronous execution leaves room for what is possible.
-      if (!asynchronous() && !members_known(s, range)) deliver_early();
-      const bool known = members_known(s, range);
-      encode(s, range, 1, config_.loops(), known ? std::array<std::uint32_t, kLoops>{} : largest_streams(s, range), known);
-    }
+    if (range.begin >= s.encoded_ahead) seal(range);
     pending_releases_.emplace_back(&s, range);
     s.encoded = range.end;
   }
   // The planted fault: the next block is encoded beside its BF16 rows, where the kernels that ignore the frontier find it.
   const PositionRange next{s.encoded, s.encoded + kGroupSize};
-  const bool ahead =
-      planted(Fault::tail_read_as_encoded) && config_.q().enabled && next.begin >= s.encoded_ahead && next.end <= s.committed;
+  const bool ahead = planted(Fault::tail_read_as_encoded) && config_.q().enabled && next.begin >= s.encoded_ahead && next.end <= s.committed;
   if (ahead && next.begin % kPageTokens == 0) {
-    encode(s, next, 1, config_.loops(), {}, true);
+    seal(next);
     s.encoded_ahead = next.end;
   }
 }
