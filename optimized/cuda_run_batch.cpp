@@ -18,10 +18,12 @@ std::optional<CudaRun::Part> CudaRun::prefill_part(RequestState& s, int window, 
   open(s);
   const PositionRange range = window_range(window, s.prompt_length, config_.window());
   if (piece.begin == range.begin) begin_window_loop(s, window, loop);
-  // Where the rows of a selection lie is not known here, so a piece takes its share of them by rank: of a loop that all rows execute, exactly
-  // its positions. The order of rows is the same, and so are their results.
+  // Where the rows of a selection lie is not known here, so a piece takes its share of them by rank: of a loop that all rows execute,
+  // exactly its positions. The order of rows is the same, and so are their results.
   const int rows = window_rows(s, window, loop);
-  const auto share = [&](int position) { return static_cast<int>(static_cast<std::int64_t>(position - range.begin) * rows / range.size()); };
+  const auto share = [&](int position) {
+    return static_cast<int>(static_cast<std::int64_t>(position - range.begin) * rows / range.size());
+  };
   Part part{&s, RowKind::prefill, piece, loop, window};
   part.first_rank = share(piece.begin);
   part.rows = share(piece.end) - part.first_rank;
@@ -41,8 +43,8 @@ std::optional<CudaRun::Part> CudaRun::decode_part(RequestState& s, int position,
     s.row.last_loop = config_.loops();
     const auto index = static_cast<std::size_t>(step);
     if (config_.exit().mode == ExitMode::trace) s.row.last_loop = s.request->exit_depths.at(index);
-    if (const RequestRecord* forced = decisions(s); has_exit_rule() && forced != nullptr && index < forced->exit_depths.size() &&
-                                                    forced->exit_depths[index] != 0) {
+    if (const RequestRecord* forced = decisions(s);
+        has_exit_rule() && forced != nullptr && index < forced->exit_depths.size() && forced->exit_depths[index] != 0) {
       s.row.last_loop = forced->exit_depths[index];
       s.row.depth_given = true;
     }
@@ -97,7 +99,8 @@ RowBatch CudaRun::make_batch(std::vector<Part>& parts) {
     const bool selected = part.kind == RowKind::prefill && part.loop >= 3 && config_.selects_tokens();
     const PositionRange range = selected ? window_range(part.window, s.prompt_length, config_.window()) : part.piece;
     std::vector<std::int32_t>& first_rows = pages.emplace_back();
-    for (int page = range.begin / kPageTokens; page < page_count(range.end); ++page) first_rows.push_back(std::max(page * kPageTokens, range.begin));
+    for (int page = range.begin / kPageTokens; page < page_count(range.end); ++page)
+      first_rows.push_back(std::max(page * kPageTokens, range.begin));
     reservations.push_back({s.slot, part.loop, {}});
     add_rows(batch, part);
   }
@@ -123,7 +126,8 @@ void CudaRun::add_rows(RowBatch& batch, const Part& part) {
     batch.rows.push_back(row);
     ++batch.decode_rows;
     // Whether a delayed exit lets the row run this loop may not be known yet; the device knows.
-    if (!asynchronous() || !row.gate_decides || part.loop <= 2) kv_.note_active(s.slot, part.loop, std::span<const std::int32_t>(&position, 1));
+    if (!asynchronous() || !row.gate_decides || part.loop <= 2)
+      kv_.note_active(s.slot, part.loop, std::span<const std::int32_t>(&position, 1));
     // A step without recorded keys (the recorded run stopped or left before loop 2) selects for itself.
     const RequestRecord* forced = decisions(s);
     const auto index = static_cast<std::size_t>(step);
@@ -193,7 +197,8 @@ void CudaRun::enqueue_batch(const std::vector<Part>& parts, const RowBatch& batc
   std::unique_ptr<RowObserver> observer;
   if (options_.tap != nullptr) {
     observer = make_tap_observer(parts, batch.size());
-    if (std::any_of(parts.begin(), parts.end(), [](const Part& part) { return part.loop == 1; })) observer->observe("embedding", -1, rows, model_.hidden, model_.hidden);
+    if (std::any_of(parts.begin(), parts.end(), [](const Part& part) { return part.loop == 1; }))
+      observer->observe("embedding", -1, rows, model_.hidden, model_.hidden);
   }
   forward_.run(batch, kv_, references_ ? &*references_ : nullptr, numeric_fault_.as<std::uint64_t>(), observer.get());
   if (batch.layers >= 0) return;
@@ -207,7 +212,8 @@ void CudaRun::load_inputs(const std::vector<Part>& parts, int decode_rows, Bfloa
   if (poison_ && live < decode_rows) {
     // Padding that reached a result would show.
     const auto row_bytes = static_cast<std::size_t>(model_.hidden) * sizeof(Bfloat16);
-    LOOPGAUGE_CUDA_CHECK(cudaMemsetAsync(rows + live * model_.hidden, 0xFF, static_cast<std::size_t>(decode_rows - live) * row_bytes, stream_));
+    LOOPGAUGE_CUDA_CHECK(
+        cudaMemsetAsync(rows + live * model_.hidden, 0xFF, static_cast<std::size_t>(decode_rows - live) * row_bytes, stream_));
   }
   // Decode rows may be at any loop: each of the two leaves the rows of the other alone.
   embedding(forward_.tokens(), table, rows, decode_rows, model_.hidden, stream_);
@@ -218,8 +224,8 @@ void CudaRun::load_inputs(const std::vector<Part>& parts, int decode_rows, Bfloa
     if (part.loop == 1) {
       embedding(forward_.tokens() + part.first_row, table, target, part.rows, model_.hidden, stream_);
     } else {
-      gather_rows(part.request->windows[static_cast<std::size_t>(part.window)]->states.as<Bfloat16>(), forward_.sources_of_states() + part.first_row, target,
-                  part.rows, model_.hidden, stream_);
+      gather_rows(part.request->windows[static_cast<std::size_t>(part.window)]->states.as<Bfloat16>(),
+                  forward_.sources_of_states() + part.first_row, target, part.rows, model_.hidden, stream_);
     }
   }
 }
@@ -230,8 +236,8 @@ void CudaRun::store_outputs(const std::vector<Part>& parts, int decode_rows) {
   for (const Part& part : parts) {
     if (part.kind == RowKind::decode || part.rows == 0) continue;
     WindowState& window = *part.request->windows[static_cast<std::size_t>(part.window)];
-    scatter_rows(forward_.output() + static_cast<std::size_t>(part.first_row) * model_.hidden, forward_.targets_of_states() + part.first_row,
-                 window.states.as<Bfloat16>(), part.rows, model_.hidden, stream_);
+    scatter_rows(forward_.output() + static_cast<std::size_t>(part.first_row) * model_.hidden,
+                 forward_.targets_of_states() + part.first_row, window.states.as<Bfloat16>(), part.rows, model_.hidden, stream_);
     if (config_.selects_tokens() && (part.loop == 2 || part.loop == 3)) {
       const auto next = static_cast<std::size_t>(part.loop - 2);
       float* target = window.scores.as<float>() + next * static_cast<std::size_t>(config_.window()) + window.scored[next];
@@ -246,10 +252,10 @@ void CudaRun::store_outputs(const std::vector<Part>& parts, int decode_rows) {
 void CudaRun::step_exits(int decode_rows) {
   if (!has_exit_rule() || decode_rows == 0) return;
   const ExitRule& rule = config_.exit();
-  exit_gate(forward_.output(), weights_.early_exit_gate.as<Bfloat16>(), weights_.early_exit_bias.as<Bfloat16>(), gates_.as<float>(), decode_rows, model_.hidden,
-            stream_);
-  exit_step(gates_.as<float>(), forward_.rows(), exits_.as<ExitState>(), decode_rows, rule.threshold, rule.min_loops, rule.mode == ExitMode::delayed ? 1 : 0,
-            stream_);
+  exit_gate(forward_.output(), weights_.early_exit_gate.as<Bfloat16>(), weights_.early_exit_bias.as<Bfloat16>(), gates_.as<float>(),
+            decode_rows, model_.hidden, stream_);
+  exit_step(gates_.as<float>(), forward_.rows(), exits_.as<ExitState>(), decode_rows, rule.threshold, rule.min_loops,
+            rule.mode == ExitMode::delayed ? 1 : 0, stream_);
 }
 
 }  // namespace loopgauge::optimized

@@ -66,7 +66,9 @@ void ForwardPass::stage(const RowBatch& batch, PinnedArena& arena) {
   const auto rows = static_cast<std::size_t>(batch.size()), decode_rows = static_cast<std::size_t>(batch.decode_rows);
   row_sources_.upload<RowSource>(batch.rows, arena, stream);
   rows_.reserve<QueryRow>(rows);
-  for (GrowableBuffer* numbers : {&positions_, &mask_positions_, &tokens_, &sources_of_states_, &targets_of_states_}) numbers->reserve<std::int32_t>(rows);
+  for (GrowableBuffer* numbers : {&positions_, &mask_positions_, &tokens_, &sources_of_states_, &targets_of_states_}) {
+    numbers->reserve<std::int32_t>(rows);
+  }
   for (GrowableBuffer* kind : {&dense_rows_, &reference_rows_, &sparse_rows_}) kind->reserve<QueryRow>(decode_rows);
   const std::vector<PrefillTile> tiles = make_prefill_tiles(batch.segments);
   tile_count_ = static_cast<int>(tiles.size());

@@ -31,7 +31,8 @@ struct UnpackedTensor {
   Tensor<float> min, scale;
 };
 
-UnpackedTensor unpack(const KvShape& shape, const PageTableEntry& host, const ActivityMap& map, int layer, int stream, KvTensor tensor, std::int64_t rows) {
+UnpackedTensor unpack(const KvShape& shape, const PageTableEntry& host, const ActivityMap& map, int layer, int stream, KvTensor tensor,
+                      std::int64_t rows) {
   const std::int64_t groups = (rows + kGroupSize - 1) / kGroupSize, halves = shape.head_dim / kGroupSize;
   UnpackedTensor result;
   result.codes = Tensor<std::uint8_t>({shape.heads, rows, shape.head_dim});
