@@ -93,6 +93,36 @@ TEST_F(ExecutionModesTest, RowsPastAnEndThatIsReadLateAreDiscarded) {
   }
 }
 
+// Whoever reads the embedding of one token meets NaN. It is the token that ends the sequence, so only a row past the end does.
+TEST_F(ExecutionModesTest, AnErrorPastTheEndIsDroppedWithItsRowAndAnyOtherSurfaces) {
+  Trace trace = shipped("greedy");
+  trace.requests = {trace.requests.at(1)};
+  TraceRequest& request = trace.requests.front();
+  for (const char* switches : {"t0s0q0", "t1s1q1"}) {
+    const EffectiveConfig config = config_of({switches, EncodingPolicy::rolling, 64});
+    request.eos_token_id = -1;
+    const RunRecord endless = run(*executor_, trace, config);
+    const std::vector<std::int32_t>& tokens = endless.requests.front().tokens;
+    const auto fresh = std::find_if(tokens.begin(), tokens.end() - 3, [&](std::int32_t token) {
+      return std::find(request.prompt.begin(), request.prompt.end(), token) == request.prompt.end();
+    });
+    ASSERT_NE(fresh, tokens.end() - 3) << "no generated token is absent from the prompt";
+    Checkpoint checkpoint = tiny();
+    std::ranges::fill(checkpoint.embed_tokens.row(*fresh), Bfloat16Bits{0x7FC0});
+    const auto poisoned = optimized::make_cuda_executor(checkpoint, {.poison = true});
+    for (const int in_flight : {1, 2, 3}) {
+      EXPECT_THROW(static_cast<void>(run_in_flight(*poisoned, trace, config, in_flight)), NumericError) << switches << ", " << in_flight << " in flight";
+    }
+    request.eos_token_id = *fresh;
+    const RunRecord serial = run(*executor_, trace, config);
+    for (const int in_flight : {2, 3}) {
+      RunRecord actual = run_in_flight(*poisoned, trace, config, in_flight);
+      EXPECT_GE(actual.counters.discarded_rows, kLoops) << switches;
+      expect_same_run(serial, actual, config.window(), std::string(switches) + ", " + std::to_string(in_flight) + " in flight");
+    }
+  }
+}
+
 TEST_F(ExecutionModesTest, ExitsThatAreKnownLateMaskTheirRowsOnTheDevice) {
   for (const char* rule : {"delayed:0.5", "delayed:0.9", "trace"}) {
     Trace trace = shipped(std::string(rule) == "trace" ? "exit-depths" : "exit-threshold");
