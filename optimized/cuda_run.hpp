@@ -76,7 +76,7 @@ class CudaRun {
     PinnedArena arena;                               // what went to the device, what comes back
     Event done;
     const std::uint64_t* numeric_fault = nullptr;
-    std::vector<int> owners;                         // request index by slot, as it was
+    std::vector<int> owners;                         // request index by slot, as it is for this submission; -1: nobody's
     std::vector<std::function<void()>> deliveries;
   };
   // A window that a request began with, and whose record says what a cold run would have observed of it.
@@ -90,6 +90,7 @@ class CudaRun {
   bool asynchronous() const { return options_.submissions_in_flight > 1; }
   void open_ticket();
   void close_ticket();
+  void note_owners();
   void deliver(Ticket& ticket);
   void deliver_oldest();
   // Waits for everything that was enqueued and delivers what the open ticket has so far; only synchronous execution may.

@@ -12,16 +12,22 @@ void CudaRun::open_ticket() {
   if (spare_tickets_.empty()) spare_tickets_.push_back(std::make_unique<Ticket>());
   ticket_ = std::move(spare_tickets_.back());
   spare_tickets_.pop_back();
+  ticket_->owners.assign(kMaxRequests, -1);
+  note_owners();
+}
+
+// A slot belongs in this submission to whoever had it last.
+void CudaRun::note_owners() {
+  for (const RequestState& s : requests_) {
+    if (s.slot >= 0) ticket_->owners[static_cast<std::size_t>(s.slot)] = s.index;
+  }
 }
 
 void CudaRun::close_ticket() {
   ticket_->submission = submission_;
   ticket_->numeric_fault = download(numeric_fault_.as<std::uint64_t>(), 1);
   LOOPGAUGE_CUDA_CHECK(cudaMemsetAsync(numeric_fault_.data(), 0xFF, sizeof(std::uint64_t), stream_));
-  ticket_->owners.assign(kMaxRequests, -1);
-  for (const RequestState& s : requests_) {
-    if (s.slot >= 0) ticket_->owners[static_cast<std::size_t>(s.slot)] = s.index;
-  }
+  note_owners();
   ticket_->done.record(stream_);
   in_flight_.push_back(std::move(ticket_));
   open_ticket();
@@ -65,9 +71,10 @@ void CudaRun::check_numeric_fault(const Ticket& ticket) const {
   const NumericFault fault = unpack_numeric_fault(*ticket.numeric_fault);
   const int owner = ticket.owners.at(static_cast<std::size_t>(fault.request));
   if (owner >= 0) {
-    // Rows past the end of a request that has ended meanwhile, and all of a cancelled one, are part of no result.
+    // Rows past the end of a request that has ended meanwhile, and all of a cancelled one, are part of no result. The word keeps one fault of a
+    // submission; what such a row may hide is a logit that makes its own row's result not finite, which the emission reports.
     const RequestState& s = requests_[static_cast<std::size_t>(owner)];
-    if (s.finished && (s.record.outcome == RequestOutcome::cancelled || fault.position >= s.prompt_length + s.record.fed)) return;
+    if (s.finished && (s.cancelled || fault.position >= s.prompt_length + s.record.fed)) return;
   }
   throw NumericError(describe(fault, owner));
 }
