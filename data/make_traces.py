@@ -192,7 +192,7 @@ def text_2048(g):
 def shared_prefix(g):
     # Two whole windows of 64 and a few tokens more in common, then other texts; one window in common; nothing in common.
     text = passage(g, 140, "kjv")
-    for common, length, new_tokens, arrival in ((139, 140, 5, 0), (131, 150, 4, 6), (139, 135, 4, 8), (70, 90, 3, 10), (0, 70, 3, 12)):
+    for common, length, new_tokens, arrival in ((139, 140, 5, 0), (131, 135, 4, 6), (70, 90, 3, 8), (0, 66, 3, 10)):
         own = passage(g, max(0, length - 1 - common) + new_tokens)
         prompt = (text[:common] + own)[:length - 1]
         yield request(prompt, own[-new_tokens:], arrival=arrival)
@@ -205,7 +205,7 @@ def batch(g):
 
 
 def cancelled(g):
-    for length, new_tokens, identity in ((200, 4, 0), (40, 8, 1), (66, 30, 2), (40, 4, 1), (130, 6, 4)):
+    for length, new_tokens, identity in ((150, 4, 0), (30, 8, 1), (66, 30, 2), (30, 4, 1), (70, 5, 4)):
         yield continued(g, length, new_tokens, id=identity)
 
 
@@ -217,7 +217,7 @@ def interrupted(g):
 def late_end(g):
     # A question whose answer the model closes with ']', the end-of-sequence id of the first and third request.
     for eos, new_tokens, arrival in ((ord("]"), 14, 0), (NO_EOS, 5, 0), (ord("]"), 14, 1)):
-        question = needle(g, 100, 1)
+        question = needle(g, 64, 1)
         start = bytes(question["forced"][:question["answer_mask"].index(1)])
         yield request(bytes(question["prompt"][1:]) + start, max_new_tokens=new_tokens, task="needle", eos_token_id=eos, arrival=arrival)
 
@@ -240,7 +240,7 @@ TRACES = {
     "sum": ("Six solved sums in the prompt, six to be solved", lambda g: iter([sums(g, 6, 6)])),
     "needle-2k": ("Four codes in 1900 tokens of prose, asked in another order", lambda g: iter([needle(g, 1900, 4)])),
     "text-2048": ("Prose, prompt 1984, 64 forced: all 2048 positions of the shipped model", text_2048),
-    "shared-prefix": ("Five prompts of 140, 150, 135, 90, 70 tokens, alike in their first 140, 132, 135, 71 and 1, arriving at 0, 6, 8, 10, 12", shared_prefix),
+    "shared-prefix": ("Four prompts of 140, 135, 90, 66 tokens, alike in their first 140, 132, 71 and 1, arriving at 0, 6, 8, 10", shared_prefix),
     "batch": ("Eight requests of 1 to 130 tokens that arrive and end at different times: one to eight decode rows beside prompts", batch),
     "cancelled": ("Cancelled in the prompt, in an early and in a late decode row; an id taken over from a cancelled request; one undisturbed", cancelled,
                   [(2, "cancel", 0), (8, "cancel", 1), (8, "reuse_id", 3), (30, "cancel", 2)]),

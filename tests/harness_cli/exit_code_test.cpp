@@ -134,10 +134,20 @@ TEST(ExitCode, ANumericErrorOfTheAlgorithmIsAMismatch) {
 }
 
 TEST(ExitCode, WhatThisVersionOrMachineCannotDo) {
-  expect_failure({"run", "wcpb/t0s0q0/seven"}, 4, "not available in this version");
+  expect_failure({"run", "pd/t0s0q0/seven"}, 4, "available: serial, split, mixed, wcpb, each with any of prefix, preempt, async, graph");
   expect_failure({"run", "--trace", (kTraces / "seven.h5").string(), "--mode", "block_spec"}, 4, "not available in this version");
   if (optimized::device_status().available) GTEST_SKIP() << "a CUDA device is present: " << optimized::device_status().description;
   expect_failure({"run", "serial/t0s0q0/seven", "--executor", "optimized"}, 4, optimized::device_status().description);
+}
+
+TEST(ExitCode, ModesAndPlannedFailures) {
+  expect_failure({"run", "graph+async/t0s0q0/seven"}, 2, "write 'async+graph'");
+  expect_failure({"run", "async/t0s0q0:exit=threshold0.9/seven"}, 2, "before the gate is read");
+  expect_failure({"run", "prefix/t0s0q1:streaming:serial_aligned/seven"}, 2, "write prefix.encoded");
+  expect_failure({"run", "serial/t0s0q0/seven", "--fail", "melt@3"}, 2, "'melt' is not one of: none, allocation, launch");
+  expect_failure({"run", "serial/t0s0q0/seven", "--fail", "launch"}, 2, "not of the form launch@17");
+  expect_failure({"run", "serial/t0s0q0/seven", "--fail", "launch@9"}, 2, "has 9 of them, counted from 0");
+  expect_failure({"run", "serial/t0s0q0/seven", "--mutant", "resume_without_token"}, 2, "cannot act in mode serial: it needs preempt");
 }
 
 TEST(ExitCode, UnwritableStandardOutput) {

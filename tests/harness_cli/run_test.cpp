@@ -113,6 +113,48 @@ TEST(Run, SplitAndSerialPlansGiveTheSameBits) {
   }
 }
 
+TEST(Run, EveryModeGivesTheSameBitsAndSaysWhatItDid) {
+  const std::string settings = "/t1s1q1:streaming:serial_aligned:w64/shared-prefix";
+  const auto serial = run_json({"serial" + settings, "--digest"});
+  EXPECT_EQ(serial.at("counters").at("most_in_flight"), 1);
+  for (const char* mode : {"wcpb+prefix.encoded+async", "mixed.b40+prefix.encoded.k1+preempt", "split+graph"}) {
+    const auto run = run_json({mode + settings, "--digest"});
+    EXPECT_EQ(run.at("digests"), serial.at("digests")) << mode;
+    EXPECT_EQ(run.at("mode"), mode);
+    EXPECT_EQ(run.at("held_at_drain"), "") << mode;
+    const auto& counters = run.at("counters");
+    EXPECT_EQ(counters.at("reused_windows").get<int>() > 0, std::string(mode).find("prefix") != std::string::npos) << mode;
+    EXPECT_EQ(counters.at("preemptions").get<int>() > 0, std::string(mode).find("preempt") != std::string::npos) << mode;
+    EXPECT_EQ(counters.at("most_in_flight"), std::string(mode).find("async") != std::string::npos ? 2 : 1) << mode;
+  }
+}
+
+TEST(Run, APlannedFailureCostsWorkAndNothingElse) {
+  const auto whole = run_json({"wcpb/t1s0q0:w64/interrupted", "--digest"});
+  for (const char* failure : {"allocation@2", "launch@4"}) {
+    const auto run = run_json({"wcpb/t1s0q0:w64/interrupted", "--digest", "--fail", failure});
+    EXPECT_EQ(run.at("digests"), whole.at("digests")) << failure;
+    EXPECT_EQ(run.at("counters").at("failures"), 1) << failure;
+    EXPECT_GT(run.at("counters").at("recomputed_rows").get<int>(), 0) << failure;
+  }
+}
+
+TEST(Run, ACancelledRequestIsNamedAndDumped) {
+  const TemporaryFolder folder;
+  const std::string dump = (folder / "cancelled.h5").string();
+  const auto result = run_program({"run", "async/t0s0q0:w64/cancelled", "--dump", dump});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_NE(result.out.find("forwarded, cancelled\n"), std::string::npos) << result.out;
+  EXPECT_NE(result.out.find("held at the end: nothing"), std::string::npos) << result.out;
+  DumpInfo info;
+  const RunRecord record = read_dump(dump, info);
+  ASSERT_EQ(record.requests.size(), 5u);
+  for (std::size_t i = 0; i < 5; ++i) {
+    EXPECT_EQ(record.requests[i].outcome, i < 3 ? RequestOutcome::cancelled : RequestOutcome::completed) << i;
+    EXPECT_EQ(record.requests[i].executions.size(), static_cast<std::size_t>(record.requests[i].prompt_length + record.requests[i].fed) * kLoops) << i;
+  }
+}
+
 TEST(Run, ProfilesAndSwitchesChangeTheResult) {
   const auto base = run_json({"serial/t0s0q0/seven", "--digest"});
   const auto logits = [](const nlohmann::json& run) { return run.at("digests").at("sha256").at("logits"); };
