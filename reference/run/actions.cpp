@@ -44,7 +44,7 @@ void rewind(RunContext<P>& run, RequestState<P>& s) {
     while (!h.blocks.empty() && h.blocks.back().positions.begin >= range.begin) h.blocks.pop_back();
   }
   if (h.row.position < 0 || h.row.finished) return;
-  if (h.row.reference >= 0) run.references.retire(h.row.reference);
+  retire_reference(run, s);
   h.kv.poison({h.row.position, h.row.position + 1}, 1);
   h.executed_loops[static_cast<std::size_t>(h.row.position)] = 0;
   h.row = {};

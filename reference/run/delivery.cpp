@@ -61,7 +61,7 @@ void deliver(RunContext<P>& run, RequestState<P>& s, RowResult<typename P::Real>
 
 template <class P>
 void release(RunContext<P>& run, RequestState<P>& s) {
-  if (s.held != nullptr && s.held->row.reference >= 0) run.references.retire(s.held->row.reference);
+  if (s.held != nullptr) retire_reference(run, s);
   s.held.reset();
   s.snapshot.clear();
 }

@@ -186,8 +186,7 @@ void finish_row(RunContext<P>& run, RequestState<P>& s) {
     std::copy_n(hidden_row(run, s, depth, position), run.model.hidden, hidden_row(run, s, loop, position));
     h.kv.inherit_row(loop, position);
   }
-  if (h.row.reference >= 0 && !h.row.reference_given_away) run.references.retire(h.row.reference);
-  h.row.reference = -1;
+  retire_reference(run, s);
   h.row.finished = true;
   ++h.rows_finished;
   observe_position(run, s, position);
@@ -263,6 +262,13 @@ bool token_is_known(const RequestState<P>& s, int step) {
 }
 
 template <class P>
+void retire_reference(RunContext<P>& run, RequestState<P>& s) {
+  DecodeRow<P>& row = s.held->row;
+  if (row.reference >= 0 && !row.reference_given_away) run.references.retire(row.reference);
+  row.reference = -1;
+}
+
+template <class P>
 void advance(RunContext<P>& run, RequestState<P>& s, const WorkItem& item) {
   if (item.kind == RowKind::prefill)
     prefill(run, s, item);
@@ -329,6 +335,7 @@ void commit_known_rows(RunContext<P>& run, RequestState<P>& s) {
   template void advance<P>(RunContext<P>&, RequestState<P>&, const WorkItem&);   \
   template bool is_work<P>(const RequestState<P>&, const WorkItem&);             \
   template bool token_is_known<P>(const RequestState<P>&, int);                  \
+  template void retire_reference<P>(RunContext<P>&, RequestState<P>&);           \
   template void break_off<P>(RunContext<P>&, RequestState<P>&, const WorkItem&); \
   template void commit_known_rows<P>(RunContext<P>&, RequestState<P>&);          \
   template std::vector<P::Real> score_window<P>(RunContext<P>&, RequestState<P>&, int, int);

@@ -32,6 +32,10 @@ bool token_is_known(const RequestState<P>& s, int step);
 template <class P>
 void break_off(RunContext<P>& run, RequestState<P>& s, const WorkItem& item);
 
+// The decode row lets go of its attention reference, if it has one (S-SDA-11).
+template <class P>
+void retire_reference(RunContext<P>& run, RequestState<P>& s);
+
 // Commits every finished row that is known not to lie past the end of the sequence (S-ASYNC-2).
 template <class P>
 void commit_known_rows(RunContext<P>& run, RequestState<P>& s);

@@ -412,6 +412,18 @@ TEST(Counters, StatisticsOfRowsThatExitAtLoopTwoAreUnused) {
   EXPECT_EQ(record.requests[0].executions[11 * kLoops + 2], 0);
 }
 
+// A captured step computes what an eager one does; there is nothing to capture here.
+TEST(Counters, ReplayedPlansAreCarriedOutAsOthers) {
+  const Checkpoint checkpoint = tiny_checkpoint();
+  const Trace trace = trace_of({request(0, 20, 4)});
+  const AlgorithmConfig requested = switches("t1s1q1");
+  Plan plan = serial_plan(trace, EffectiveConfig::resolve(requested, checkpoint.config));
+  plan.graph_replay = true;
+  const RunRecord replayed = run(checkpoint, trace, requested, {}, &plan);
+  expect_same_requests(run(checkpoint, trace, requested), replayed, "replayed");
+  EXPECT_EQ(replayed.counters.graph_captures + replayed.counters.graph_replays + replayed.counters.graph_fallbacks, 0);
+}
+
 // --------------------------------------------------------------------------------------------------------- row order, S-EX-0
 
 class RowOrder : public Tap {
