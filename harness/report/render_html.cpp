@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The HTML page: verdict, failures and provenance as plain markup, which needs no script; everything else is drawn by the page's scripts
 // from the embedded data. The page loads nothing, and its content security policy lets only the scripts and styles of this file run.
+#include <algorithm>
 #include <ostream>
 #include <string>
 #include <string_view>
@@ -61,8 +62,13 @@ std::string verdict_html(const Report& report) {
   out += "<h1>" + badge(result) + " <span class=\"title\">" + text(meta.title) + "</span></h1>\n";
   out += "<p class=\"why\">" + text(verdict_reason(report)) + "</p>\n";
   if (!is_complete(report)) {
-    out += "<p class=\"notice\"><strong>Incomplete.</strong> The sweep ended early, or shards are missing: " + std::to_string(total) +
-           " rows are here, the request has " + std::to_string(meta.case_count) + " cases.</p>\n";
+    const auto unreached = std::count_if(report.cases.begin(), report.cases.end(), [](const CaseResult& row) {
+      return row.status == CaseStatus::not_run && row.reason == kNotReached;
+    });
+    out += "<p class=\"notice\"><strong>Incomplete.</strong> " +
+           (unreached > 0 ? "The sweep ended before " + std::to_string(unreached) + " of " + std::to_string(total) + " rows"
+                          : "Cases are missing: the request has " + std::to_string(meta.case_count)) +
+           "; <code>--resume</code> continues a sweep, <code>report merge</code> joins shards.</p>\n";
   }
   if (!meta.mutant.empty()) {
     out += "<p class=\"notice\"><strong>Planted fault</strong> <code>" + text(meta.mutant) +

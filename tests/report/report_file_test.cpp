@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
+#include <hdf5.h>
 
+#include <cmath>
 #include <fstream>
 #include <functional>
 #include <iterator>
@@ -10,6 +12,7 @@
 #include "harness/report/report_file.hpp"
 #include "harness/report/schema.hpp"
 #include "models/error.hpp"
+#include "tests/report/large_report.hpp"
 #include "tests/report/sample_report.hpp"
 
 namespace loopgauge::harness {
@@ -49,6 +52,15 @@ TEST(ReportFile, RoundTripKeepsEveryCell) {
   TemporaryDirectory directory;
   const Report report = sample_report();
   write_report(directory / "report.h5", report);
+  expect_equal(report, read_report(directory / "report.h5"));
+}
+
+// Large enough to be read in parts, by as many processes as the machine has processors.
+TEST(ReportFile, PartsOfALargeReportComeTogether) {
+  TemporaryDirectory directory;
+  const Report report = large_report({.cases = 80, .speculation = true});
+  write_report(directory / "report.h5", report);
+  EXPECT_GT(std::filesystem::file_size(directory / "report.h5"), std::uintmax_t{4} << 20);
   expect_equal(report, read_report(directory / "report.h5"));
 }
 
@@ -138,6 +150,34 @@ TEST(ReportFile, RefusesWhatIsNotAReportOfThisVersion) {
     file.close();
   }
   EXPECT_NE(message_of([&] { read_report(directory / "future.h5"); }).find("schema version 2"), std::string::npos);
+}
+
+TEST(ReportFile, ColumnsNewerThanTheFileKeepTheirDefault) {
+  TemporaryDirectory directory;
+  Report report = sample_report();
+  report.cases[0].timings[0].floor_seconds = 0.125;
+  write_report(directory / "report.h5", report);
+  EXPECT_EQ(read_report(directory / "report.h5").cases[0].timings[0].floor_seconds, 0.125);
+  const auto change = [&](bool version_too) {
+    const hid_t file = H5Fopen((directory / "report.h5").c_str(), H5F_ACC_RDWR, H5P_DEFAULT);
+    ASSERT_GE(file, 0);
+    if (H5Lexists(file, "/case/0/timing/floor_seconds", H5P_DEFAULT) > 0) {
+      EXPECT_GE(H5Ldelete(file, "/case/0/timing/floor_seconds", H5P_DEFAULT), 0);
+    }
+    if (version_too) {
+      const hid_t attribute = H5Aopen(file, "minor_version", H5P_DEFAULT);
+      const int minor = 0;
+      EXPECT_GE(H5Awrite(attribute, H5T_NATIVE_INT, &minor), 0);
+      H5Aclose(attribute);
+    }
+    H5Fclose(file);
+  };
+  change(false);
+  EXPECT_NE(message_of([&] { read_report(directory / "report.h5"); }).find("floor_seconds"), std::string::npos) << "a hole is no default";
+  change(true);
+  const Report old = read_report(directory / "report.h5");
+  EXPECT_TRUE(std::isnan(old.cases[0].timings[0].floor_seconds));
+  EXPECT_EQ(old.cases[0].timings[0].seconds, 0.25);
 }
 
 TEST(ReportFile, CorruptBytesAreRefusedOrHarmlessButNeverFatal) {

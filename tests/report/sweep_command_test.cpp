@@ -281,7 +281,7 @@ TEST_F(SweepCommand, PythonReadsEveryTable) {
   if (python.empty()) GTEST_SKIP() << "configuration found no Python 3 interpreter with h5py and numpy";
   ASSERT_EQ(sweep({"--filter", "*/t1s1q1:*/several"}).exit_code, 0);
   const std::string check =
-      python + " " LOOPGAUGE_SOURCE_DIR "/tests/report/read_report.py " + path("report.h5") + " > " + path("python.txt") + " 2>&1";
+      python + " " LOOPGAUGE_SOURCE_DIR "/tests/report/read_report.py form " + path("report.h5") + " > " + path("python.txt") + " 2>&1";
   EXPECT_EQ(std::system(check.c_str()), 0) << test::read_file(path("python.txt"));
   EXPECT_TRUE(has_line(test::read_file(path("python.txt")), "12 rows")) << test::read_file(path("python.txt"));
 }

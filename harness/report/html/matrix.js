@@ -74,14 +74,14 @@ function leftOut(executor) {
 function matrixSection() {
   if (overview.matrices.length === 0) return null;
   const ratios = overview.matrices.some((matrix) => matrix.cells.some((cell) => !Number.isNaN(toNumber(cell[3]))));
-  return section("matrix", "Mode by setting", null, legendOfMatrix(ratios), overview.matrices.map((matrix) => {
+  return section("matrix", "Mode by setting", null, legendOfMatrix(ratios), el("div", { class: "matrix-blocks" }, overview.matrices.map((matrix) => {
     const total = [0, 0, 0, 0, 0];
     for (const cell of matrix.cells) cell[2].forEach((count, at) => { total[at] += count; });
     const ran = total[0] + total[1] + total[2] > 0;
     return el("div", { class: "matrix-block" },
       el("h3", null, el("span", { class: "untrusted" }, matrix.executor), el("small", null, ` ${countWords(total)}`)),
       leftOut(matrix.executor), ran ? matrixTable(matrix) : null);
-  }));
+  })));
 }
 
 function legendOfMatrix(ratios) {
