@@ -31,7 +31,7 @@ Run<P>::Run(const ModelConfig& model, const std::string& model_sha256, const Wei
                .config = config,
                .options = options,
                .rope_table = RopeTable<P>(longest_sequence(trace), model.head_dim, model.rope_theta,
-                                         options.fault == Fault::rope_frequency_in_bfloat16),
+                                          options.fault == Fault::rope_frequency_in_bfloat16),
                .scale = attention_scale<P>(model.head_dim),
                .references = AttentionReferencePool<Real>(model.layers * model.heads, model.head_dim),
                .prefixes = {},

@@ -21,7 +21,8 @@ inline std::vector<AlgorithmConfig> sixteen_settings() {
 }
 
 inline std::string setting_name(const AlgorithmConfig& config) {
-  return switches_text(config) + (config.kv_residual_quantization.enabled ? "_" + std::string(to_string(config.kv_residual_quantization.policy)) : "");
+  return switches_text(config) +
+         (config.kv_residual_quantization.enabled ? "_" + std::string(to_string(config.kv_residual_quantization.policy)) : "");
 }
 
 inline std::vector<ExitRule> four_exits() {

@@ -51,7 +51,8 @@ Plan plan_of(const Order& order, bool joined, const Trace& trace, const Effectiv
     const PositionRange range = window_range(chunk, prompt, config.window());
     plan.submissions.back().items.push_back({0, RowKind::prefill, range.begin, range.end, loop, loop});
   }
-  for (int j = 0; j < fed_tokens(trace.requests[0]); ++j) plan.submissions.push_back({{{0, RowKind::decode, prompt + j, prompt + j + 1, 1, kLoops}}});
+  for (int j = 0; j < fed_tokens(trace.requests[0]); ++j)
+    plan.submissions.push_back({{{0, RowKind::decode, prompt + j, prompt + j + 1, 1, kLoops}}});
   return plan;
 }
 
@@ -133,7 +134,8 @@ TEST_P(RandomPlans, GiveTheBitsOfSerial) {
     for (const PlanMix& mix : mixes) {
       const int f = exit.mode == ExitMode::threshold ? 1 : 1 + in_flight++ % 3;
       const Plan plan = RandomPlan(requests, config, ++seed, mix).finish("random", f);
-      const std::string what = std::string(to_string(exit.mode)) + ", seed " + std::to_string(seed) + ", " + std::to_string(f) + " in flight";
+      const std::string what =
+          std::string(to_string(exit.mode)) + ", seed " + std::to_string(seed) + ", " + std::to_string(f) + " in flight";
       const RunRecord other = run(checkpoint_, requests, requested, {}, &plan);
       expect_same_requests(serial, other, what);
       expect_accounts(other, what);
@@ -149,7 +151,8 @@ TEST_P(RandomPlans, GiveTheBitsOfSerial) {
   EXPECT_GT(recomputed, 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, RandomPlans, testing::ValuesIn(sixteen_settings()), [](const auto& setting) { return setting_name(setting.param); });
+INSTANTIATE_TEST_SUITE_P(All, RandomPlans, testing::ValuesIn(sixteen_settings()),
+                         [](const auto& setting) { return setting_name(setting.param); });
 
 // --------------------------------------------------------------------------------------------------------- failures, cancels
 
@@ -203,7 +206,8 @@ TEST_F(Lifecycle, ACancelAtEverySubmissionConcernsNobodyElse) {
         expect_same_requests(serial, other, what, {static_cast<std::size_t>(victim)});
         expect_accounts(other, what);
         // What had been read is in the record, as the serial run has it; K/V and codec groups are not.
-        const RequestRecord &whole = serial.requests[static_cast<std::size_t>(victim)], &part = other.requests[static_cast<std::size_t>(victim)];
+        const RequestRecord &whole = serial.requests[static_cast<std::size_t>(victim)],
+                            &part = other.requests[static_cast<std::size_t>(victim)];
         ASSERT_EQ(part.outcome, RequestOutcome::cancelled) << what;
         ASSERT_LE(part.fed, whole.fed);
         EXPECT_TRUE(std::equal(part.tokens.begin(), part.tokens.end(), whole.tokens.begin()));
@@ -216,7 +220,8 @@ TEST_F(Lifecycle, ACancelAtEverySubmissionConcernsNobodyElse) {
           EXPECT_EQ(part.hidden[r].empty(), rows == 0);
           EXPECT_TRUE(std::equal(part.hidden[r].data.begin(), part.hidden[r].data.end(), whole.hidden[r].data.begin()));
         }
-        for (std::size_t r = 0; r < 2; ++r) EXPECT_TRUE(std::includes(whole.active[r].begin(), whole.active[r].end(), part.active[r].begin(), part.active[r].end()));
+        for (std::size_t r = 0; r < 2; ++r)
+          EXPECT_TRUE(std::includes(whole.active[r].begin(), whole.active[r].end(), part.active[r].begin(), part.active[r].end()));
         EXPECT_TRUE(part.kv.empty());
         EXPECT_TRUE(part.blocks.empty());
         ++cancelled;
@@ -273,7 +278,10 @@ TEST_F(Lifecycle, ACancelledRequestLeavesTheIdToAnother) {
     for (int j = 0; j < 3; ++j) plan.submissions.push_back({{{1, RowKind::decode, 70 + j, 71 + j, 1, 4}}});
     const RunRecord other = run(checkpoint_, trace, requested_, {}, &plan);
     EXPECT_EQ(differing_groups(serial.requests[1], other.requests[1]), kNone);
-    EXPECT_EQ(other.requests[0].encoded_frontier.size(), in_flight == 1 ? 2u : in_flight == 2 ? 1u : 0u) << "results read before the cancel";
+    EXPECT_EQ(other.requests[0].encoded_frontier.size(), in_flight == 1   ? 2u
+                                                         : in_flight == 2 ? 1u
+                                                                          : 0u)
+        << "results read before the cancel";
     expect_accounts(other, "id reuse");
   }
 }
@@ -336,7 +344,8 @@ TEST_F(Asynchronous, APreemptedRequestTakesItsUnreadResults) {
           gap.back().actions.push_back({ActionKind::resume, 0});
           plan.submissions.insert(plan.submissions.begin() + static_cast<std::ptrdiff_t>(at), gap.begin(), gap.end());
           const RunRecord other = run(checkpoint_, trace, requested, {}, &plan);
-          const std::string what = "preempted at " + std::to_string(at) + " for " + std::to_string(away) + ", " + std::to_string(f) + " in flight";
+          const std::string what =
+              "preempted at " + std::to_string(at) + " for " + std::to_string(away) + ", " + std::to_string(f) + " in flight";
           expect_same_requests(serial, other, what);
           expect_accounts(other, what);
         }
@@ -359,7 +368,8 @@ TEST_F(Asynchronous, ExecutionDependentTimingChangesWhatIsReadFromEncodedPositio
   const RequestRecord &a = serial.requests[0], &b = late.requests[0];
   EXPECT_EQ(a.encoded_frontier, b.encoded_frontier);
   EXPECT_EQ(a.active, b.active);
-  EXPECT_TRUE(std::equal(a.hidden[3].data.begin(), a.hidden[3].data.begin() + 70 * 48, b.hidden[3].data.begin())) << "the prompt reads no encoded K/V";
+  EXPECT_TRUE(std::equal(a.hidden[3].data.begin(), a.hidden[3].data.begin() + 70 * 48, b.hidden[3].data.begin()))
+      << "the prompt reads no encoded K/V";
   const auto differing = differing_groups(a, b);
   EXPECT_TRUE(std::find(differing.begin(), differing.end(), "logits") != differing.end()) << "the setting is to make a difference";
   expect_accounts(late, "execution dependent");
@@ -453,7 +463,8 @@ TEST(RowOrderExample, DecodeRowsThenActivePrefillRows) {
   plan.submissions.push_back({{{0, RowKind::prefill, 0, 3, 1, 4}}});
   plan.submissions.push_back({{{1, RowKind::prefill, 0, 5, 1, 4}}});
   for (int loop = 1; loop <= 4; ++loop) {
-    plan.submissions.push_back({{{0, RowKind::decode, 3, 4, loop, loop}, {1, RowKind::decode, 5, 6, loop, loop}, {2, RowKind::prefill, 0, 4, loop, loop}}});
+    plan.submissions.push_back(
+        {{{0, RowKind::decode, 3, 4, loop, loop}, {1, RowKind::decode, 5, 6, loop, loop}, {2, RowKind::prefill, 0, 4, loop, loop}}});
   }
   RowOrder order;
   order.submission = 4;

@@ -12,12 +12,14 @@ class PrefixReuse : public testing::TestWithParam<AlgorithmConfig> {
  protected:
   // The first two windows are those of all requests, the third is of requests 0 and 2.
   PrefixReuse() {
-    for (const int i : {1, 2}) std::copy_n(trace_.requests[0].prompt.begin(), 64 * (i + 1), trace_.requests[static_cast<std::size_t>(i)].prompt.begin());
+    for (const int i : {1, 2})
+      std::copy_n(trace_.requests[0].prompt.begin(), 64 * (i + 1), trace_.requests[static_cast<std::size_t>(i)].prompt.begin());
   }
   static Submission window(int request, int begin, int end) { return {{{request, RowKind::prefill, begin, end, 1, 4}}}; }
   void decode(Plan& plan, int i) const {
     const TraceRequest& r = trace_.requests[static_cast<std::size_t>(i)];
-    for (int j = 0; j < fed_tokens(r); ++j) plan.submissions.push_back({{{i, RowKind::decode, r.prompt_length() + j, r.prompt_length() + j + 1, 1, 4}}});
+    for (int j = 0; j < fed_tokens(r); ++j)
+      plan.submissions.push_back({{{i, RowKind::decode, r.prompt_length() + j, r.prompt_length() + j + 1, 1, 4}}});
   }
   // Request 0 publishes `windows` windows and goes on; requests 1 and 2 begin with them, after `between`.
   Plan plan(int windows, std::vector<Action> between = {}) const {
@@ -103,7 +105,8 @@ std::vector<AlgorithmConfig> prefix_settings() {
   std::erase_if(settings, [](const AlgorithmConfig& c) { return c.token_sparse_prefill.enabled != c.sparse_decode_attention.enabled; });
   return settings;
 }
-INSTANTIATE_TEST_SUITE_P(All, PrefixReuse, testing::ValuesIn(prefix_settings()), [](const auto& setting) { return setting_name(setting.param); });
+INSTANTIATE_TEST_SUITE_P(All, PrefixReuse, testing::ValuesIn(prefix_settings()),
+                         [](const auto& setting) { return setting_name(setting.param); });
 
 }  // namespace
 }  // namespace loopgauge::test

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random legal plans: any order that the dependencies and arrivals allow, several requests in a submission, pieces of windows, and actions and failures at
-// the rates that a test asks for. The generator keeps its own account of what is legal; tests judge its plans by plan_fault.
+// Random legal plans: any order that the dependencies and arrivals allow, several requests in a submission, pieces of windows, and actions
+// and failures at the rates that a test asks for. The generator keeps its own account of what is legal; tests judge its plans by
+// plan_fault.
 #pragma once
 
 #include <algorithm>
@@ -16,13 +17,13 @@ namespace loopgauge::test {
 
 // Chances in percent, each for every submission.
 struct PlanMix {
-  int several = 75;   // items of several requests, one loop each; otherwise one item through one or more loops
-  int piece = 25;     // of a window instead of the whole, for each prefill item
-  int preempt = 0;    // of a random request; it is resumed later with the same chance
+  int several = 75;  // items of several requests, one loop each; otherwise one item through one or more loops
+  int piece = 25;    // of a window instead of the whole, for each prefill item
+  int preempt = 0;   // of a random request; it is resumed later with the same chance
   int rewind = 0;
   int failure = 0;
-  int publish = 0;    // of every complete window of a random request whose prompt is not complete
-  int reuse = 0;      // by a request that begins, of everything that fits
+  int publish = 0;  // of every complete window of a random request whose prompt is not complete
+  int reuse = 0;    // by a request that begins, of everything that fits
   int evict = 0;
 };
 
@@ -40,7 +41,8 @@ class RandomPlan {
   }
 
   bool complete() const {
-    return std::all_of(requests_.begin(), requests_.end(), [](const Progress& p) { return p.cancelled || (p.complete() && !p.preempted && !p.dirty); });
+    return std::all_of(requests_.begin(), requests_.end(),
+                       [](const Progress& p) { return p.cancelled || (p.complete() && !p.preempted && !p.dirty); });
   }
   bool cancelled(int request) const { return at(request).cancelled; }
   bool live(int request) const { return at(request).started && !at(request).cancelled && !at(request).complete(); }
@@ -58,8 +60,10 @@ class RandomPlan {
     }
     random_actions(submission);
     while (submission.items.empty() && !complete()) {
-      if (chance(mix_.several)) several_items(submission);
-      else one_item(submission);
+      if (chance(mix_.several))
+        several_items(submission);
+      else
+        one_item(submission);
       if (submission.items.empty() && !anything_runnable()) {
         resume_one(submission);
         ++submissions_;  // nobody to run: the next arrival may be due
@@ -103,7 +107,8 @@ class RandomPlan {
     if (p.complete() || p.cancelled || p.preempted || p.dirty || (!p.started && of(request).arrival > submissions_)) return false;
     for (int other = 0; other < count() && !p.started; ++other) {
       if (other != request && of(other).id == of(request).id && live(other)) return false;
-      if (other < request && of(other).id == of(request).id && !at(other).started && !at(other).cancelled) return false;  // the earlier one first
+      if (other < request && of(other).id == of(request).id && !at(other).started && !at(other).cancelled)
+        return false;  // the earlier one first
     }
     return true;
   }
@@ -142,8 +147,10 @@ class RandomPlan {
     const int r = random_.below(count());
     Progress& p = at(r);
     if (p.cancelled) return;
-    if (p.preempted && chance(mix_.preempt)) act(submission, {ActionKind::resume, r});
-    else if (p.started && !p.preempted && !p.dirty && chance(mix_.preempt)) act(submission, {ActionKind::preempt, r});
+    if (p.preempted && chance(mix_.preempt))
+      act(submission, {ActionKind::resume, r});
+    else if (p.started && !p.preempted && !p.dirty && chance(mix_.preempt))
+      act(submission, {ActionKind::preempt, r});
     if (p.started && !p.preempted && chance(mix_.rewind)) act(submission, {ActionKind::rewind, r});
     const int sharable = (of(r).prompt_length() - 1) / config_.window();
     if (p.started && !p.preempted && !p.dirty && !p.prompt_complete() && chance(mix_.publish)) {
@@ -165,7 +172,8 @@ class RandomPlan {
     Progress& p = at(request);
     const int sharable = (of(request).prompt_length() - 1) / config_.window();
     int windows = 0;
-    while (windows < sharable && published_.contains(tokens_of(request, windows))) p.window_loops[static_cast<std::size_t>(windows++)] = kLoops;
+    while (windows < sharable && published_.contains(tokens_of(request, windows)))
+      p.window_loops[static_cast<std::size_t>(windows++)] = kLoops;
     p.started = windows > 0;
     if (windows > 0) act(submission, {ActionKind::reuse, request, windows});
   }

@@ -9,7 +9,9 @@ namespace {
 
 class SchedulingFaults : public testing::Test {
  protected:
-  RunRecord run_with(const Trace& trace, const Plan* plan, Fault fault) const { return run(checkpoint_, trace, requested_, with_fault(fault), plan); }
+  RunRecord run_with(const Trace& trace, const Plan* plan, Fault fault) const {
+    return run(checkpoint_, trace, requested_, with_fault(fault), plan);
+  }
 
   // The groups of a request that the fault changes in this plan. The honest run of the plan has the bits of serial.
   std::vector<std::string> changed(const Trace& trace, const Plan& plan, Fault fault, std::size_t request) const {
@@ -18,9 +20,13 @@ class SchedulingFaults : public testing::Test {
     expect_same_requests(serial, run_with(trace, nullptr, fault), "the serial plan does not exercise it");
     return differing_groups(serial.requests[request], run_with(trace, &plan, fault).requests[request]);
   }
-  static bool has(const std::vector<std::string>& groups, const std::string& name) { return std::find(groups.begin(), groups.end(), name) != groups.end(); }
+  static bool has(const std::vector<std::string>& groups, const std::string& name) {
+    return std::find(groups.begin(), groups.end(), name) != groups.end();
+  }
   static Submission prompt(int request, int length) { return {{{request, RowKind::prefill, 0, length, 1, 4}}}; }
-  static WorkItem row(int request, int position, int first, int last) { return {request, RowKind::decode, position, position + 1, first, last}; }
+  static WorkItem row(int request, int position, int first, int last) {
+    return {request, RowKind::decode, position, position + 1, first, last};
+  }
 
   const Checkpoint checkpoint_ = tiny_checkpoint();
   const AlgorithmConfig requested_ = switches("t1s1q1");

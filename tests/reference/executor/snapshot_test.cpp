@@ -50,7 +50,8 @@ TEST_P(Preemption, AtEveryBoundaryContinuesBitForBit) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Preemption, testing::ValuesIn(sixteen_settings()), [](const auto& setting) { return setting_name(setting.param); });
+INSTANTIATE_TEST_SUITE_P(All, Preemption, testing::ValuesIn(sixteen_settings()),
+                         [](const auto& setting) { return setting_name(setting.param); });
 
 // A request between its loops 2 and 3, which holds everything that a snapshot covers.
 class Snapshot : public testing::Test {
@@ -58,7 +59,8 @@ class Snapshot : public testing::Test {
   using Context = reference::RunContext<Declared>;
   using State = reference::RequestState<Declared>;
 
-  Snapshot() : weights_(checkpoint_), trace_(trace_of({request(0, 70, 2)})), config_(EffectiveConfig::resolve(setting(), checkpoint_.config)) {
+  Snapshot()
+      : weights_(checkpoint_), trace_(trace_of({request(0, 70, 2)})), config_(EffectiveConfig::resolve(setting(), checkpoint_.config)) {
     options_.record = RecordGroups::all();
     context_ = context(config_, checkpoint_.sha256);
     state_ = state(*context_);
@@ -114,7 +116,9 @@ class Snapshot : public testing::Test {
   }
   std::string refusal(std::vector<std::byte> bytes) { return refusal(std::move(bytes), *context_); }
 
-  static void expect_part(const std::string& text, const std::string& part) { EXPECT_NE(text.find(part), std::string::npos) << '"' << text << '"'; }
+  static void expect_part(const std::string& text, const std::string& part) {
+    EXPECT_NE(text.find(part), std::string::npos) << '"' << text << '"';
+  }
 
   const Checkpoint checkpoint_ = tiny_checkpoint();
   const reference::Weights<float> weights_;
