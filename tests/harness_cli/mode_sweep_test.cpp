@@ -3,6 +3,7 @@
 // the mode says, loses work, holds something or returns other bits does not.
 #include <functional>
 
+#include "harness/io/digest.hpp"
 #include "harness/planner/planner.hpp"
 #include "harness/sweep/mode_checks.hpp"
 #include "models/error.hpp"
@@ -191,6 +192,29 @@ TEST(ModeSweep, AModeWithNothingToDoDoesNotPass) {
   for (const CaseResult& row : report.cases) {
     EXPECT_EQ(row.status, CaseStatus::not_run) << row.id << ": " << row.reason;
     EXPECT_NE(row.reason.find("has nothing to do"), std::string::npos) << row.id << ": " << row.reason;
+  }
+}
+
+// As `run --fail` does it, at every submission that runs something, by turns for want of storage and in the middle of the work.
+TEST(ModeSweep, AFailureAtAnySubmissionCostsWorkAndNothingElse) {
+  SmallSweep sweep;
+  const Trace trace = shared();
+  const EffectiveConfig config = EffectiveConfig::resolve(test::switches("t1s1q1"), sweep.checkpoint.config);
+  RunOptions options;
+  options.record = RecordGroups::all();
+  const auto run = [&](const Plan& plan) { return replay(*sweep.reference, plan, trace, config, options); };
+  const auto expected = digests(run(make_plan({}, trace, config)));
+  for (const char* mode : {"wcpb+prefix+async", "mixed.b80+preempt"}) {
+    const std::size_t submissions = make_plan(parse_mode(mode), trace, config).submissions.size();
+    for (std::size_t i = 0; i < submissions; ++i) {
+      if (make_plan(parse_mode(mode), trace, config).submissions[i].items.empty()) continue;
+      PlanOptions failing;
+      failing.failure = PlanFailure{static_cast<int>(i), i % 2 == 0 ? PlannedFailure::allocation : PlannedFailure::launch};
+      const RunRecord record = run(make_plan(parse_mode(mode), trace, config, failing));
+      EXPECT_EQ(digests(record), expected) << mode << ", submission " << i;
+      EXPECT_EQ(record.counters.failures, 1) << mode << ", submission " << i;
+      EXPECT_EQ(describe(record.held_at_drain), "") << mode << ", submission " << i;
+    }
   }
 }
 
