@@ -152,12 +152,11 @@ class EdgeGroups : public ::testing::Test {
     DeviceArray<std::uint64_t> fault(*allocator_, std::vector<std::uint64_t>{optimized::kNoNumericFault});
     optimized::residual_encode({cache_->view(), tasks.data(), 1, fault.data(), Fault::none}, nullptr);
     const std::uint64_t word = fault.download().front();
-    payload_.resize(cache_->blocks(request)[0].base_payload.size_bytes());
-    parameters_.resize(cache_->blocks(request)[0].parameters.size_bytes() / 4);
-    LOOPGAUGE_CUDA_CHECK(
-        cudaMemcpy(payload_.data(), cache_->blocks(request)[0].base_payload.data(), payload_.size(), cudaMemcpyDeviceToHost));
-    LOOPGAUGE_CUDA_CHECK(
-        cudaMemcpy(parameters_.data(), cache_->blocks(request)[0].parameters.data(), parameters_.size() * 4, cudaMemcpyDeviceToHost));
+    const optimized::SealedBlock& block = *cache_->blocks(request)[0];
+    payload_.resize(block.base_payload.size_bytes());
+    parameters_.resize(block.parameters.size_bytes() / 4);
+    LOOPGAUGE_CUDA_CHECK(cudaMemcpy(payload_.data(), block.base_payload.data(), payload_.size(), cudaMemcpyDeviceToHost));
+    LOOPGAUGE_CUDA_CHECK(cudaMemcpy(parameters_.data(), block.parameters.data(), parameters_.size() * 4, cudaMemcpyDeviceToHost));
     return word;
   }
   int k_code(int row, int channel) const { return payload_[static_cast<std::size_t>(row * 32 + channel / 2)] >> (channel % 2 * 4) & 15; }
