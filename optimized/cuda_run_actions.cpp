@@ -222,8 +222,12 @@ void CudaRun::plant_incomplete_restore(const RequestState& s) {
     stream_.synchronize();
   }
   if (planted(Fault::resume_without_reference) && s.row.reference >= 0) {
-    // No key, no mass: what a fresh slot holds.
+    // A slot that nobody has used: the first key, and no mass.
     for (const DeviceRange& range : references_->ranges(s.row.reference)) LOOPGAUGE_CUDA_CHECK(cudaMemsetAsync(range.data, 0, range.bytes, stream_));
+    const ReferenceView view = references_->view();
+    const std::size_t heads = static_cast<std::size_t>(model_.layers) * static_cast<std::size_t>(model_.heads), row_bytes = view.mask_pages * sizeof(std::uint64_t);
+    std::uint64_t* masks = view.selected + reference_index(kv_.shape(), s.row.reference, 0, 0) * view.mask_pages;
+    LOOPGAUGE_CUDA_CHECK(cudaMemset2DAsync(masks, row_bytes, 1, 1, heads, stream_));
   }
 }
 

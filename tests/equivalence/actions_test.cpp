@@ -73,6 +73,16 @@ class ActionsTest : public ExecutorTest {
     return replay(executor, plan, trace, config, options);
   }
 
+  // The planted fault changes a result, or makes one that is refused as not finite: memory that nobody wrote is poisoned here.
+  static bool shows(Executor& executor, const Plan& plan, const Trace& trace, const EffectiveConfig& config, Fault fault) {
+    const RunRecord sound = replay_plan(executor, plan, trace, config);
+    try {
+      return !harness::compare_records(sound, replay_plan(executor, plan, trace, config, fault), kWindow).identical();
+    } catch (const NumericError&) {
+      return true;
+    }
+  }
+
   static Plan plan_of(const std::string& mode, const Trace& trace, const EffectiveConfig& config) {
     return harness::make_plan(harness::parse_mode(mode), trace, config);
   }
@@ -185,6 +195,8 @@ TEST_F(ActionsTest, MemoryPressureDropsPublishedWindowsAndChangesNoBit) {
   trace.name = "pressure";
   trace.vocab_size = 264;
   trace.requests = {request_of(0, 700, 2, true, 21), request_of(1, 700, 2, true, 22), request_of(2, 700, 2, true, 21)};
+  trace.requests[1].arrival = 100;  // one after the other
+  trace.requests[2].arrival = 200;
   const EffectiveConfig config = config_of({"t1s0q0", EncodingPolicy::rolling, kWindow});
   const Plan plan = plan_of("split+prefix", trace, config);
   const auto run_limited = [&](std::size_t limit, const Plan& what) {
@@ -293,8 +305,8 @@ TEST_F(ActionsTest, ACancelledRequestKeepsWhatWasCommittedAndDisturbsNobody) {
     const Plan whole = plan_of("mixed", trace, config);
     for (const std::size_t at : {std::size_t{1}, whole.submissions.size() / 3, whole.submissions.size() / 2, whole.submissions.size() - 2}) {
       const Plan plan = cancelled_at(whole, at, 0);
-      const RequestRecord& actual = replay_plan(*executor_, plan, trace, config).requests[0];
-      const RequestRecord& expected = replay_plan(*reference, plan, trace, config).requests[0];
+      const RequestRecord actual = replay_plan(*executor_, plan, trace, config).requests[0];
+      const RequestRecord expected = replay_plan(*reference, plan, trace, config).requests[0];
       const std::string what = text(setting) + ", cancelled at " + std::to_string(at);
       EXPECT_EQ(actual.outcome, expected.outcome) << what;
       EXPECT_EQ(actual.fed, expected.fed) << what;
@@ -350,8 +362,7 @@ TEST_F(ActionsTest, AReferenceSlotThatIsReusedEarlyShows) {
     Trace trace = two_requests();
     trace.requests[1].arrival = arrival;
     const Plan plan = plan_of("mixed", trace, config);
-    const RunRecord sound = replay_plan(*executor_, plan, trace, config);
-    shown += !harness::compare_records(sound, replay_plan(*executor_, plan, trace, config, Fault::slot_reused_early), kWindow).identical();
+    shown += shows(*executor_, plan, trace, config, Fault::slot_reused_early);
   }
   EXPECT_GT(shown, 0);
 }
@@ -370,9 +381,7 @@ TEST_F(ActionsTest, PlantedFaultsOfActionsShow) {
     for (const Setting& setting : kAllOn) {
       const EffectiveConfig config = config_of(setting);
       const Plan plan = plan_of(c.mode, c.trace, config);
-      const RunRecord sound = replay_plan(*executor_, plan, c.trace, config);
-      const RunRecord faulty = replay_plan(*executor_, plan, c.trace, config, c.fault);
-      EXPECT_FALSE(harness::compare_records(sound, faulty, kWindow).identical()) << to_string(c.fault) << ", " << text(setting);
+      EXPECT_TRUE(shows(*executor_, plan, c.trace, config, c.fault)) << to_string(c.fault) << ", " << text(setting);
     }
   }
 }
