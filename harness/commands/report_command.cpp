@@ -7,6 +7,7 @@
 #include <memory>
 #include <sstream>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "harness/commands/command.hpp"
@@ -62,6 +63,11 @@ void render(const ReportOptions& options) {
 }
 
 void merge(const ReportOptions& options, int& exit_code) {
+  for (const std::string& file : options.merge_files) {
+    std::error_code unknown;  // a file that does not exist is named when it is read
+    if (std::filesystem::equivalent(file, options.merge_output, unknown))
+      throw ConfigError(options.merge_output + " is one of the reports to merge: it would be lost; write to another file");
+  }
   std::vector<NamedReport> parts;
   for (const std::string& file : options.merge_files) parts.push_back({file, read_report(file)});
   const Report merged = merge_reports(parts);

@@ -101,6 +101,10 @@ Report merge_reports(const std::vector<NamedReport>& reports) {
       shards.push_back(index);
     }
     for (const CaseResult& row : part.report.cases) {
+      if (row.ordinal < 0 || row.ordinal >= meta.case_count) {
+        throw FileError(part.name + ": " + row.id + " has the number " + std::to_string(row.ordinal) + ", the request has " +
+                        std::to_string(meta.case_count) + " cases");
+      }
       const auto [place, added] = owner.try_emplace({row.ordinal, row.executor}, &part.name);
       if (!added)
         throw ConfigError("the reports overlap: " + row.id + " (" + row.executor + ") is in " + *place->second + " and in " + part.name);

@@ -20,7 +20,8 @@ struct NamedReport {
 };
 
 // Rows of all reports in the order of the unsharded request. Throws ConfigError when there are fewer than two, when requests differ, or
-// when two of them hold the same row; each sentence names the files and what they disagree on.
+// when two of them hold the same row, FileError when a row is not of its own report's request; each sentence names the files and what they
+// disagree on.
 Report merge_reports(const std::vector<NamedReport>& reports);
 
 }  // namespace loopgauge::harness

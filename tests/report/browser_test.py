@@ -160,7 +160,7 @@ class ReportPage(unittest.TestCase):
         self.assertEqual(self.ask("document.activeElement.getAttribute('href')"), "#case-2", "the focus is back where it was")
 
     def test_everything_that_can_be_used_or_seen_has_a_name(self):
-        for fragment in ("", "#case-27"):
+        for fragment, expected in (("", 100), ("#case-27", 10)):  # behind an open case nothing can be used
             self.open("passed", fragment=fragment)
             nodes = self.page.call("Accessibility.getFullAXTree")["nodes"]
             named = 0
@@ -170,7 +170,7 @@ class ReportPage(unittest.TestCase):
                     continue
                 self.assertTrue(node.get("name", {}).get("value"), f"a {role} without a name")
                 named += 1
-            self.assertGreater(named, 30)
+            self.assertGreater(named, expected)
         levels = self.ask("[...document.querySelectorAll('main :is(h1, h2, h3)')].map((node) => Number(node.tagName[1]))")
         self.assertEqual(levels[0], 1)
         self.assertTrue(all(b - a <= 1 for a, b in zip(levels, levels[1:])), "no level of headings is left out")

@@ -51,6 +51,29 @@ TEST(Merge, PartOfTheShardsSaysWhichItHoldsAndMergesOn) {
   EXPECT_EQ(all.cases.size(), 4u);
 }
 
+TEST(Merge, RefusesRowsOutsideTheRequest) {
+  for (const std::int64_t ordinal : {std::int64_t{-1}, std::int64_t{2}}) {
+    NamedReport bad = shard_of_sample("2/2", {1});
+    bad.report.cases.front().ordinal = ordinal;
+    EXPECT_THROW(merge_reports({shard_of_sample("1/2", {0}), bad}), FileError) << ordinal;
+  }
+}
+
+TEST(Merge, ManyShardsInAnyOrderOneOfThemEmpty) {
+  const Report merged =
+      merge_reports({shard_of_sample("4/4", {}), shard_of_sample("2/4", {1}), shard_of_sample("3/4", {}), shard_of_sample("1/4", {0})});
+  EXPECT_EQ(merged.meta.shard, "");
+  EXPECT_TRUE(is_complete(merged));
+  EXPECT_EQ(merged.cases.front().ordinal, 0);
+}
+
+TEST(Merge, AllShardsWithACaseMissingAreNotComplete) {
+  const Report merged = merge_reports({shard_of_sample("1/2", {0}), shard_of_sample("2/2", {})});
+  EXPECT_EQ(merged.meta.shard, "");
+  EXPECT_FALSE(is_complete(merged));
+  EXPECT_EQ(verdict(merged), CaseStatus::not_run);
+}
+
 TEST(Merge, RefusesOverlap) {
   EXPECT_NE(refusal({shard_of_sample("1/2", {0}), shard_of_sample("1/2", {1})}).find("overlap: shard 1/2"), std::string::npos);
   EXPECT_NE(refusal({shard_of_sample("1/2", {0, 1}), shard_of_sample("2/2", {1})}).find("overlap: serial/t1s0q0/trace-1"),

@@ -63,6 +63,24 @@ TEST_F(ReportCommand, OutputThatCannotBeWrittenIsNamed) {
   EXPECT_NE(result.err.find("absent"), std::string::npos) << result.err;
 }
 
+TEST_F(ReportCommand, MergeDoesNotOverwriteAShard) {
+  Report first = sample_report(), second = sample_report();
+  std::erase_if(first.cases, [](const CaseResult& row) { return row.ordinal != 0; });
+  std::erase_if(second.cases, [](const CaseResult& row) { return row.ordinal != 1; });
+  first.meta.shard = "1/2";
+  second.meta.shard = "2/2";
+  write_report(folder_ / "1.h5", first);
+  write_report(folder_ / "2.h5", second);
+  const std::string before = test::read_file(path("1.h5"));
+  const ProcessResult refused = report({"merge", path("1.h5"), path("2.h5"), "-o", path("1.h5")});
+  EXPECT_EQ(refused.exit_code, 2) << refused.err;
+  EXPECT_NE(refused.err.find("one of the reports to merge"), std::string::npos) << refused.err;
+  EXPECT_EQ(test::read_file(path("1.h5")), before);
+  const ProcessResult merged = report({"merge", path("1.h5"), path("2.h5"), "-o", path("all.h5")});
+  EXPECT_EQ(merged.exit_code, 0) << merged.err;
+  EXPECT_EQ(read_report(folder_ / "all.h5").cases.size(), 4u);
+}
+
 TEST_F(ReportCommand, BrokenReportsAreOneSentenceExitThreeAndLeaveWhatIsThere) {
   const std::string good = test::read_file(path("good.h5"));
   test::write_file(path("empty.h5"), "");
