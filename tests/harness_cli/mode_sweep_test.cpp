@@ -198,7 +198,8 @@ TEST(ModeSweep, AModeWithNothingToDoDoesNotPass) {
 // As `run --fail` does it, at every submission that runs something, by turns for want of storage and in the middle of the work.
 TEST(ModeSweep, AFailureAtAnySubmissionCostsWorkAndNothingElse) {
   SmallSweep sweep;
-  const Trace trace = shared();
+  Trace trace = test::trace_of({test::request(0, 130, 2), arriving(test::request(1, 70, 2), 4)});
+  std::copy_n(trace.requests[0].prompt.begin(), 64, trace.requests[1].prompt.begin());
   const EffectiveConfig config = EffectiveConfig::resolve(test::switches("t1s1q1"), sweep.checkpoint.config);
   RunOptions options;
   options.record = RecordGroups::all();

@@ -117,7 +117,7 @@ TEST(Run, EveryModeGivesTheSameBitsAndSaysWhatItDid) {
   const std::string settings = "/t1s1q1:streaming:serial_aligned:w64/shared-prefix";
   const auto serial = run_json({"serial" + settings, "--digest"});
   EXPECT_EQ(serial.at("counters").at("most_in_flight"), 1);
-  for (const char* mode : {"wcpb+prefix.encoded+async", "mixed.b40+prefix.encoded.k1+preempt", "split+graph"}) {
+  for (const char* mode : {"wcpb+prefix.encoded+async", "mixed+prefix.encoded.k1+preempt.p5", "split+graph"}) {
     const auto run = run_json({mode + settings, "--digest"});
     EXPECT_EQ(run.at("digests"), serial.at("digests")) << mode;
     EXPECT_EQ(run.at("mode"), mode);
@@ -131,7 +131,7 @@ TEST(Run, EveryModeGivesTheSameBitsAndSaysWhatItDid) {
 
 TEST(Run, APlannedFailureCostsWorkAndNothingElse) {
   const auto whole = run_json({"wcpb/t1s0q0:w64/interrupted", "--digest"});
-  for (const char* failure : {"allocation@2", "launch@4"}) {
+  for (const char* failure : {"allocation@3", "launch@4"}) {
     const auto run = run_json({"wcpb/t1s0q0:w64/interrupted", "--digest", "--fail", failure});
     EXPECT_EQ(run.at("digests"), whole.at("digests")) << failure;
     EXPECT_EQ(run.at("counters").at("failures"), 1) << failure;
