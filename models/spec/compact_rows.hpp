@@ -24,9 +24,9 @@ inline constexpr OpSpec kCompactRows{
     .special_values = "copied",
     .ties = "none",
     .determinism = Determinism::exact,
-    .reference_source = "reference/reference_executor.cpp",
-    .optimized_sources = {"optimized/ops/compact_rows.cu"},
-    .equivalence_tests = {"tests/equivalence/rows_test.cpp"},
+    .reference_source = "reference/run/recurrent_model.cpp",
+    .optimized_sources = {"optimized/ops/compact_rows.cu", "optimized/ops/prepare_rows.cu"},
+    .equivalence_tests = {"tests/equivalence/rows_test.cpp", "tests/equivalence/execution_modes_test.cpp"},
 };
 
 }  // namespace loopgauge::spec

@@ -9,7 +9,7 @@
 
 namespace loopgauge::optimized {
 
-// Specification clause and reference counterpart: S-TSEL-6, S-TSEL-7; run_rows and store_row of reference/reference_executor.
+// Specification clause and reference counterpart: S-TSEL-6, S-TSEL-7; run_rows of reference/run/recurrent_model.
 // Shapes and layouts: source, target [*, hidden] BF16; indices [rows] int32 on the device, row numbers in the larger array;
 //   a negative one leaves its target row alone.
 //   gather_rows:  target[i] = source[indices[i]];   scatter_rows: target[indices[i]] = source[i].

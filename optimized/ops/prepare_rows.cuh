@@ -53,7 +53,7 @@ struct PrepareRowsArguments {
   QueryRow* corrected = nullptr;
 };
 
-// Specification clause and reference counterpart: S-PLAN-9, S-EXIT-3, S-ASYNC-2, S-ASYNC-3; the bookkeeping of reference/reference_executor.
+// Specification clause and reference counterpart: S-PLAN-9, S-EXIT-3, S-ASYNC-2, S-ASYNC-3; the bookkeeping of reference/run/request_life.
 // Shapes and layouts: above.
 // Requires: at most one decode row of a request; positions of a selection complete in stream order.
 // Numerics: integers only. Sets the activity bits of (position, loop) of every live row, starts the exit state of decode rows at loop 1.

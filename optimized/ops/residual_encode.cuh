@@ -20,7 +20,7 @@ struct ResidualEncodeArguments {
 };
 
 // Specification clause and reference counterpart: SPEC.md "KV base and residual quantization": the group codec and the chain
-//   X_hat[1] = dec(enc(X[1])), X_hat[r] = X_hat[r-1] + dec(enc(X[r] - X_hat[r-1])); reference/kv/residual_codec.
+//   X_hat[1] = dec(enc(X[1])), X_hat[r] = X_hat[r-1] + dec(enc(X[r] - X_hat[r-1])); reference/kv/block_encoder.
 // Shapes and layouts: reads BF16 planes loop_first..loop_last of the tasks' rows (and the block's earlier streams), writes payload and
 //   parameters of those streams, all layers and heads.
 // Requires: head_dim 64 or 128; planes resident for the rows active at their loop; streams below loop_first already encoded.
