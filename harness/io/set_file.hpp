@@ -13,9 +13,9 @@
 namespace loopgauge::harness {
 
 struct SetTrace {
-  std::string name;                // letters, digits, '.', '_' and '-'; stands for `<name>.h5` among the traces
-  int window = 0;                  // 0: the default
-  std::vector<std::string> modes;  // not interpreted here; empty: the default ones
+  std::string name;                     // letters, digits, '.', '_' and '-'; stands for `<name>.h5` among the traces
+  int window = 0;                       // 0: the default
+  std::vector<std::string> modes = {};  // not interpreted here; empty: the default ones
   bool operator==(const SetTrace&) const = default;
 };
 
