@@ -48,6 +48,12 @@ void render(const ReportOptions& options) {
     return;
   }
   if (options.file.empty()) throw ConfigError("report needs a FILE, or the subcommand merge");
+  for (const std::string& path : {options.html, options.junit}) {
+    std::error_code unknown;  // what does not exist is no other file
+    if (!path.empty() && std::filesystem::equivalent(path, options.file, unknown))
+      throw ConfigError(path + " is the report itself: it would be lost; write to another file");
+  }
+  if (!options.html.empty() && options.html == options.junit) throw ConfigError("--html and --junit name the same file");
   const Report report = read_report(options.file);  // before anything is written: a broken report leaves what is there
   if (!options.html.empty()) write_rendered(options.html, render_html, report);
   if (!options.junit.empty()) write_rendered(options.junit, render_junit, report);

@@ -2,6 +2,8 @@
 // The HTML page: verdict, failures and provenance as plain markup, which needs no script; everything else is drawn by the page's scripts
 // from the embedded data. The page loads nothing, and its content security policy lets only the scripts and styles of this file run.
 #include <algorithm>
+#include <array>
+#include <numeric>
 #include <ostream>
 #include <string>
 #include <string_view>
@@ -15,6 +17,7 @@
 #include "harness/report/render.hpp"
 #include "harness/report/report_file.hpp"
 #include "harness/report/schema.hpp"
+#include "harness/report/text_table.hpp"
 #include "models/error.hpp"
 #include "models/sha256.hpp"
 
@@ -76,13 +79,21 @@ std::string verdict_html(const Report& report) {
   }
   if (total > 0) {
     out += "<svg class=\"share\" aria-hidden=\"true\" width=\"100%\" height=\"10\">";
+    // A single failure among thousands is still to be seen.
+    constexpr double kLeastShare = 0.8;
+    std::array<double, std::size(kWords)> shares{};
+    for (std::size_t i = 0; i < shares.size(); ++i) {
+      shares[i] = 100.0 * counts.*kWords[i].count / static_cast<double>(total);
+      if (shares[i] > 0.0) shares[i] = std::max(shares[i], kLeastShare);
+    }
+    const double sum = std::accumulate(shares.begin(), shares.end(), 0.0);
     double at = 0.0;
-    for (const StatusWord& word : kWords) {
-      const double share = 100.0 * counts.*word.count / static_cast<double>(total);
-      if (share == 0.0) continue;
-      out += "<rect data-status=\"" + std::string(to_string(word.status)) + "\" x=\"" + number_text(at) + "%\" width=\"" +
-             number_text(share) + "%\" height=\"10\"/>";
-      at += share;
+    for (std::size_t i = 0; i < shares.size(); ++i) {
+      if (shares[i] == 0.0) continue;
+      const double width = 100.0 * shares[i] / sum;
+      out += "<rect data-status=\"" + std::string(to_string(kWords[i].status)) + "\" x=\"" + short_number(at, 5) + "%\" width=\"" +
+             short_number(width, 5) + "%\" height=\"10\"/>";
+      at += width;
     }
     out += "</svg>\n";
   }
@@ -105,17 +116,19 @@ std::string verdict_html(const Report& report) {
 std::string failures_html(const Report& report) {
   std::string items;
   std::size_t shown = 0, hidden = 0;
-  for (std::size_t n = 0; n < report.cases.size(); ++n) {
-    const CaseResult& row = report.cases[n];
-    if (row.status != CaseStatus::failed && row.status != CaseStatus::error) continue;
-    if (shown == kStaticFailures) {
-      ++hidden;
-      continue;
+  for (const CaseStatus status : {CaseStatus::error, CaseStatus::failed}) {
+    for (std::size_t n = 0; n < report.cases.size(); ++n) {
+      const CaseResult& row = report.cases[n];
+      if (row.status != status) continue;
+      if (shown == kStaticFailures) {
+        ++hidden;
+        continue;
+      }
+      ++shown;
+      items += "<li>" + badge(row.status) + " <a href=\"#case-" + std::to_string(n) + "\"><code>" + text(row.id) +
+               "</code></a> <span class=\"executor\">" + text(row.executor) + "</span><p class=\"reason\">" + text(row.reason) +
+               "</p></li>\n";
     }
-    ++shown;
-    items += "<li>" + badge(row.status) + " <a href=\"#case-" + std::to_string(n) + "\"><code>" + text(row.id) +
-             "</code></a> <span class=\"executor\">" + text(row.executor) + "</span><p class=\"reason\">" + text(row.reason) +
-             "</p></li>\n";
   }
   if (shown == 0) return "";
   std::string out =

@@ -57,6 +57,14 @@ TEST_F(ReportCommand, SchemaNeedsNoReport) {
   EXPECT_EQ(report({"--html", path("a.html"), "merge", path("good.h5"), path("good.h5"), "-o", path("c.h5")}).exit_code, 2);
 }
 
+TEST_F(ReportCommand, TheReportItselfIsNeverOverwritten) {
+  const std::string before = test::read_file(path("good.h5"));
+  EXPECT_EQ(report({path("good.h5"), "--html", path("good.h5")}).exit_code, 2);
+  EXPECT_EQ(report({path("good.h5"), "--junit", path("./good.h5")}).exit_code, 2);
+  EXPECT_EQ(report({path("good.h5"), "--html", path("a"), "--junit", path("a")}).exit_code, 2);
+  EXPECT_EQ(test::read_file(path("good.h5")), before);
+}
+
 TEST_F(ReportCommand, OutputThatCannotBeWrittenIsNamed) {
   const ProcessResult result = report({path("good.h5"), "--html", path("absent/a.html")});
   EXPECT_EQ(result.exit_code, 3) << result.err;

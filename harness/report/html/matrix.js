@@ -26,7 +26,7 @@ function matrixCell(matrix, settings, mode, [, , counts, ratio, row]) {
   // One case: straight to it. Several: the list of them, which starts with the worst.
   const href = total === 1 ? `#case-${row}` : casesLink({ executor: matrix.executor, settings, mode });
   const near = value > 1 ? "over" : value > 0.9 ? "near" : "far";
-  return el("a", { class: "cell", href, "data-status": status, "aria-label": `${settings}, ${mode}: ${countWords(counts)}` +
+  return el("a", { class: "cell", href, "data-status": status, title: countWords(counts), "aria-label": `${settings}, ${mode}: ${countWords(counts)}` +
       (Number.isNaN(value) ? "" : `, worst error over bound ${formatNumber(value)}`) },
     el("span", { class: "sign", "aria-hidden": "true" }, STATUS[status].sign),
     el("span", { class: "count" }, bad > 0 && bad < total ? `${bad}/${total}` : notRun > 0 && notRun < total ? `${passed}/${total}` : `${total}`),
