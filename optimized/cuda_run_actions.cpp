@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What happens to a request between two submissions, but for published windows (cuda_run_prefixes). Everything that was issued has run, and the
-// host's copy of the activity maps is complete; results that have not been read stay to be read in their turn.
+// What happens to a request between two submissions, but for published windows (cuda_run_prefixes). Everything that was issued has run, and
+// the host's copy of the activity maps is complete; results that have not been read stay to be read in their turn.
 #include <algorithm>
 #include <limits>
 #include <string>
@@ -16,18 +16,26 @@ void CudaRun::act(const Action& action) {
   RequestState& s = requests_.at(static_cast<std::size_t>(action.request));
   if (s.finished && action.kind != ActionKind::evict) return;  // it has ended, maybe before the plan could know
   switch (action.kind) {
-    case ActionKind::cancel: return cancel(s);
-    case ActionKind::preempt: return preempt(s);
-    case ActionKind::resume: return restore(s);
-    case ActionKind::rewind: return rewind(s);
-    case ActionKind::publish: return publish(s, action.windows);
-    case ActionKind::reuse: return reuse(s, action.windows);
-    case ActionKind::evict: return evict(s, action.windows);
+    case ActionKind::cancel:
+      return cancel(s);
+    case ActionKind::preempt:
+      return preempt(s);
+    case ActionKind::resume:
+      return restore(s);
+    case ActionKind::rewind:
+      return rewind(s);
+    case ActionKind::publish:
+      return publish(s, action.windows);
+    case ActionKind::reuse:
+      return reuse(s, action.windows);
+    case ActionKind::evict:
+      return evict(s, action.windows);
   }
   throw InternalError("unknown action");
 }
 
-// Results of its rows are dropped when they are read; what was decided for its windows is not (S-ACT-2), so the record is closed at the end.
+// Results of its rows are dropped when they are read; what was decided for its windows is not (S-ACT-2), so the record is closed at the
+// end.
 void CudaRun::cancel(RequestState& s) {
   release_storage(s);
   kv_.trim();
@@ -59,7 +67,8 @@ void CudaRun::release_row(RequestState& s) {
   s.row = DecodeRow{};
 }
 
-// Frees everything that the request holds on the device. Progress that a snapshot carries is forgotten here: it comes back from there alone.
+// Frees everything that the request holds on the device. Progress that a snapshot carries is forgotten here: it comes back from there
+// alone.
 void CudaRun::release_storage(RequestState& s) {
   if (s.slot < 0) return;
   release_row(s);
@@ -202,7 +211,8 @@ void CudaRun::restore(RequestState& s) {
   const std::byte* source = opened.payload.data();
   std::size_t left = opened.payload.size();
   for (const DeviceRange& range : device_ranges(s)) {
-    if (range.bytes > left) throw InternalError(s.name() + ": a snapshot of " + std::to_string(opened.payload.size()) + " bytes ends early");
+    if (range.bytes > left)
+      throw InternalError(s.name() + ": a snapshot of " + std::to_string(opened.payload.size()) + " bytes ends early");
     LOOPGAUGE_CUDA_CHECK(cudaMemcpyAsync(range.data, source, range.bytes, cudaMemcpyHostToDevice, stream_));
     source += range.bytes;
     left -= range.bytes;
@@ -223,9 +233,11 @@ void CudaRun::plant_incomplete_restore(const RequestState& s) {
   }
   if (planted(Fault::resume_without_reference) && s.row.reference >= 0) {
     // A slot that nobody has used: the first key, and no mass.
-    for (const DeviceRange& range : references_->ranges(s.row.reference)) LOOPGAUGE_CUDA_CHECK(cudaMemsetAsync(range.data, 0, range.bytes, stream_));
+    for (const DeviceRange& range : references_->ranges(s.row.reference))
+      LOOPGAUGE_CUDA_CHECK(cudaMemsetAsync(range.data, 0, range.bytes, stream_));
     const ReferenceView view = references_->view();
-    const std::size_t heads = static_cast<std::size_t>(model_.layers) * static_cast<std::size_t>(model_.heads), row_bytes = view.mask_pages * sizeof(std::uint64_t);
+    const std::size_t heads = static_cast<std::size_t>(model_.layers) * static_cast<std::size_t>(model_.heads),
+                      row_bytes = view.mask_pages * sizeof(std::uint64_t);
     std::uint64_t* masks = view.selected + reference_index(kv_.shape(), s.row.reference, 0, 0) * view.mask_pages;
     LOOPGAUGE_CUDA_CHECK(cudaMemset2DAsync(masks, row_bytes, 1, 1, heads, stream_));
   }

@@ -12,14 +12,16 @@ namespace loopgauge::optimized {
 
 std::string CudaRun::identity_of(const RequestState& s, int window) const {
   const auto tokens = static_cast<std::size_t>(window + 1) * static_cast<std::size_t>(config_.window());
-  return prefix_identity(model_sha256_, config_, published_encoding(config_), std::span<const std::int32_t>(s.request->prompt).first(tokens));
+  return prefix_identity(model_sha256_, config_, published_encoding(config_),
+                         std::span<const std::int32_t>(s.request->prompt).first(tokens));
 }
 
 void CudaRun::publish(RequestState& s, int windows) {
   for (int window = 0; window < windows; ++window) {
     const std::string identity = identity_of(s, window);
     if (prefixes_.find(identity) != nullptr) continue;
-    if (s.slot < 0 || window >= s.complete_windows) throw InternalError(s.name() + " publishes window " + std::to_string(window) + ", which it does not hold complete");
+    if (s.slot < 0 || window >= s.complete_windows)
+      throw InternalError(s.name() + " publishes window " + std::to_string(window) + ", which it does not hold complete");
     KvExtent extent = kv_.share(s.slot, window_range(window, s.prompt_length, config_.window()));
     if (planted(Fault::publish_before_last_loop)) {
       // No row has executed the last loop yet.
@@ -81,8 +83,8 @@ bool CudaRun::relieve_pressure(std::size_t missing_bytes) {
   return true;
 }
 
-// A request that began with published windows has the record of a cold run: what was observed of those windows is in the record of the request
-// that computed them, complete when every result has been read.
+// A request that began with published windows has the record of a cold run: what was observed of those windows is in the record of the
+// request that computed them, complete when every result has been read.
 void CudaRun::record_reused_windows() {
   for (const ReusedWindow& reused : reused_) {
     RequestState& s = requests_.at(static_cast<std::size_t>(reused.request));
@@ -90,7 +92,8 @@ void CudaRun::record_reused_windows() {
     const PositionRange range = window_range(reused.window, s.prompt_length, config_.window());
     const auto copy_rows = [&](const Tensor<float>& from, Tensor<float>& to) {
       if (from.empty() || to.empty()) return;
-      for (int position = range.begin; position < range.end; ++position) std::copy_n(from.row(position).data(), from.row(position).size(), to.row(position).data());
+      for (int position = range.begin; position < range.end; ++position)
+        std::copy_n(from.row(position).data(), from.row(position).size(), to.row(position).data());
     };
     for (std::size_t r = 0; r < kLoops; ++r) copy_rows(publisher.record.hidden[r], s.record.hidden[r]);
     copy_rows(publisher.record.gate, s.record.gate);

@@ -13,7 +13,7 @@ namespace loopgauge::optimized {
 
 struct PublishedWindow {
   KvExtent kv;
-  int publisher = -1;           // index of the request whose record holds what the window's rows were: hidden, gate, scores, active sets
+  int publisher = -1;  // index of the request whose record holds what the window's rows were: hidden, gate, scores, active sets
   std::uint64_t last_used = 0;
 };
 
@@ -26,8 +26,8 @@ class PrefixStore {
   // False when it is not published.
   bool evict(const std::string& identity);
 
-  // Drops windows that no request holds, those used longest ago first, until they made up `bytes` of device memory; returns how many. When all
-  // of them would not make that much none is dropped, since it would be in vain.
+  // Drops windows that no request holds, those used longest ago first, until they made up `bytes` of device memory; returns how many. When
+  // all of them would not make that much none is dropped, since it would be in vain.
   int make_room(std::size_t bytes);
   std::size_t droppable_bytes() const;
 

@@ -48,7 +48,9 @@ class Writer {
 
  private:
   template <class T>
-  void append(const T& value) { list_bytes(&value, sizeof value); }
+  void append(const T& value) {
+    list_bytes(&value, sizeof value);
+  }
   template <class T>
   void list(const T* values, std::size_t count) {
     append(static_cast<std::uint64_t>(count));
@@ -89,7 +91,8 @@ class Reader {
   std::size_t count(std::size_t element_bytes) {
     std::uint64_t value = 0;
     take(&value, sizeof value);
-    if (value > bytes_.size() / element_bytes) throw SnapshotError("snapshot: a list of " + std::to_string(value) + " elements exceeds the description");
+    if (value > bytes_.size() / element_bytes)
+      throw SnapshotError("snapshot: a list of " + std::to_string(value) + " elements exceeds the description");
     return static_cast<std::size_t>(value);
   }
   void take(void* target, std::size_t count) {
@@ -102,7 +105,7 @@ class Reader {
 
 // One order of members for both directions: `visit` is a Writer or a Reader.
 template <class Visitor, class Owner>
-  requires std::is_same_v<std::remove_const_t<Owner>, SnapshotOwner>
+requires std::is_same_v<std::remove_const_t<Owner>, SnapshotOwner>
 void describe(Visitor& visit, Owner& owner) {
   visit(owner.model_sha256);
   visit(owner.configuration);
@@ -114,7 +117,7 @@ void describe(Visitor& visit, Owner& owner) {
 }
 
 template <class Visitor, class State>
-  requires std::is_same_v<std::remove_const_t<State>, RequestSnapshot>
+requires std::is_same_v<std::remove_const_t<State>, RequestSnapshot>
 void describe(Visitor& visit, State& state) {
   visit(state.complete_windows);
   visit(state.committed);
@@ -146,8 +149,10 @@ template <class T>
 void require_same(std::string_view field, const T& found, const T& expected) {
   if (found == expected) return;
   const auto text = [](const T& value) {
-    if constexpr (std::is_same_v<T, std::string>) return value;
-    else return std::to_string(value);
+    if constexpr (std::is_same_v<T, std::string>)
+      return value;
+    else
+      return std::to_string(value);
   };
   throw SnapshotError("snapshot: " + std::string(field) + " is " + text(found) + ", this run needs " + text(expected));
 }
@@ -187,14 +192,17 @@ void seal_snapshot(std::vector<std::byte>& snapshot) {
 OpenedSnapshot open_snapshot(std::span<const std::byte> snapshot, const SnapshotOwner& owner) {
   if (snapshot.size() < kHeaderBytes) throw SnapshotError("snapshot: " + std::to_string(snapshot.size()) + " bytes are less than a header");
   const Header header = header_of(snapshot);
-  if (std::string_view(header.magic, sizeof header.magic) != kMagic) throw SnapshotError("snapshot: it does not begin with " + std::string(kMagic));
+  if (std::string_view(header.magic, sizeof header.magic) != kMagic)
+    throw SnapshotError("snapshot: it does not begin with " + std::string(kMagic));
   require_same<std::uint32_t>("version", header.version, kVersion);
   const std::size_t rest = snapshot.size() - kHeaderBytes;
   if (header.description_bytes > rest || header.payload_bytes != rest - header.description_bytes) {
-    throw SnapshotError("snapshot: length is " + std::to_string(snapshot.size()) + " bytes, the header says " + std::to_string(kHeaderBytes) + " + " +
-                        std::to_string(header.description_bytes) + " + " + std::to_string(header.payload_bytes));
+    throw SnapshotError("snapshot: length is " + std::to_string(snapshot.size()) + " bytes, the header says " +
+                        std::to_string(kHeaderBytes) + " + " + std::to_string(header.description_bytes) + " + " +
+                        std::to_string(header.payload_bytes));
   }
-  require_same<std::string>("checksum", std::string(reinterpret_cast<const char*>(snapshot.data()) + kDigestOffset, kDigestBytes), digest(snapshot));
+  require_same<std::string>("checksum", std::string(reinterpret_cast<const char*>(snapshot.data()) + kDigestOffset, kDigestBytes),
+                            digest(snapshot));
 
   Reader description(snapshot.subspan(kHeaderBytes, static_cast<std::size_t>(header.description_bytes)));
   SnapshotOwner found;

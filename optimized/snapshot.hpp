@@ -33,35 +33,35 @@ struct SnapshotError : Error {
 // Whose state it is. A snapshot is restored only where all of it agrees.
 struct SnapshotOwner {
   std::string model_sha256;
-  std::string configuration;                             // EffectiveConfig::canonical_json()
-  std::array<std::int32_t, 4> extents{};                 // layers, heads, head_dim, hidden
+  std::string configuration;              // EffectiveConfig::canonical_json()
+  std::array<std::int32_t, 4> extents{};  // layers, heads, head_dim, hidden
   std::int32_t prompt_length = 0;
-  std::int32_t capacity = 0;                             // positions
-  std::string tokens_sha256;                             // of what the request reads: prompt and forced tokens
-  std::string request;                                   // which of the trace's, and which generation of it
+  std::int32_t capacity = 0;  // positions
+  std::string tokens_sha256;  // of what the request reads: prompt and forced tokens
+  std::string request;        // which of the trace's, and which generation of it
   bool operator==(const SnapshotOwner&) const = default;
 };
 
 // A prompt window between two loops. Its hidden rows, scores and active positions are payload.
 struct WindowSnapshot {
   std::int32_t window = 0;
-  std::array<std::int32_t, 2> scored{};                  // rows scored for loops 3 and 4
+  std::array<std::int32_t, 2> scored{};  // rows scored for loops 3 and 4
   bool operator==(const WindowSnapshot&) const = default;
 };
 
 // Everything of a request but its bytes on the device.
 struct RequestSnapshot {
   std::int32_t complete_windows = 0, committed = 0, encoded = 0;
-  std::uint64_t incarnations = 0;                        // tokens that have begun
+  std::uint64_t incarnations = 0;  // tokens that have begun
   KvLayout kv;
   std::vector<WindowSnapshot> windows;
   // The decode row on its way, or the last one that finished. Its token, hidden row and exit state are payload.
   std::int32_t row_position = -1;
-  std::int32_t row_completed = 0;                        // loops
+  std::int32_t row_completed = 0;  // loops
   std::int32_t row_last_loop = kLoops;
   bool row_depth_given = false, row_committed = false;
   ReferenceStore::Key row_key;
-  bool has_reference = false;                            // the row's attention reference, payload as well
+  bool has_reference = false;  // the row's attention reference, payload as well
   ReferenceStore::State reference_state = ReferenceStore::State::empty;
 };
 
@@ -72,7 +72,7 @@ void seal_snapshot(std::vector<std::byte>& snapshot);
 
 struct OpenedSnapshot {
   RequestSnapshot state;
-  std::span<const std::byte> payload;                    // in the snapshot's memory
+  std::span<const std::byte> payload;  // in the snapshot's memory
 };
 // Throws SnapshotError when length, magic, version, checksum or any field of the owner differ.
 OpenedSnapshot open_snapshot(std::span<const std::byte> snapshot, const SnapshotOwner& owner);

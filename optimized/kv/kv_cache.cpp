@@ -94,8 +94,10 @@ int KvCache::open_request(const KvLayout& layout) {
   if (layout.maps.size() != count || layout.resident.size() != count) throw impossible("not one map and one set of planes per page");
   int encoded = 0;
   for (const KvLayout::Block& block : layout.blocks) {
-    if (block.positions.begin != encoded || block.positions.end <= encoded || block.positions.end > layout.max_positions || encoded % kPageTokens != 0) {
-      throw impossible("block " + range_text(block.positions) + " does not continue the encoded positions, which end at " + std::to_string(encoded));
+    if (block.positions.begin != encoded || block.positions.end <= encoded || block.positions.end > layout.max_positions ||
+        encoded % kPageTokens != 0) {
+      throw impossible("block " + range_text(block.positions) + " does not continue the encoded positions, which end at " +
+                       std::to_string(encoded));
     }
     encoded = block.positions.end;
   }
@@ -156,7 +158,8 @@ void KvCache::reserve(std::span<const PageReservation> reservations) {
       check_position(slot, position, "reserve");
       const int page = position / kPageTokens;
       const PageHandle& handle = slot.handles[static_cast<std::size_t>(page)][static_cast<std::size_t>(reservation.loop - 1)];
-      if (handle.use_count() > 1) throw InternalError("K/V cache, reserve: " + page_text(page, reservation.loop) + " is shared and must not be written");
+      if (handle.use_count() > 1)
+        throw InternalError("K/V cache, reserve: " + page_text(page, reservation.loop) + " is shared and must not be written");
       const Missing next{&slot, reservation.loop, page};
       if (!handle && (missing.empty() || missing.back() != next)) missing.push_back(next);
     }
@@ -222,7 +225,8 @@ void KvCache::release_unused(int request, int loop, PositionRange positions) {
   check_loop(loop, "release_unused");
   for (int page = positions.begin / kPageTokens; page < page_count(positions.end); ++page) {
     const auto index = static_cast<std::size_t>(page);
-    if (slot.handles[index][static_cast<std::size_t>(loop - 1)] && slot.maps[index].active[loop - 1] == 0) set_page(slot, loop, page, nullptr);
+    if (slot.handles[index][static_cast<std::size_t>(loop - 1)] && slot.maps[index].active[loop - 1] == 0)
+      set_page(slot, loop, page, nullptr);
   }
 }
 
@@ -292,8 +296,8 @@ void KvCache::adopt(int request, const KvExtent& extent) {
   }
   const int encoded = slot.blocks.empty() ? 0 : slot.blocks.back()->positions.end;
   if (!extent.blocks.empty() && extent.blocks.front()->positions.begin != encoded) {
-    throw InternalError("K/V cache, adopt: block " + range_text(extent.blocks.front()->positions) + " does not continue the encoded positions, which end at " +
-                        std::to_string(encoded));
+    throw InternalError("K/V cache, adopt: block " + range_text(extent.blocks.front()->positions) +
+                        " does not continue the encoded positions, which end at " + std::to_string(encoded));
   }
   for (std::size_t i = 0; i < extent.maps.size(); ++i) {
     const int page = page_begin + static_cast<int>(i);
@@ -394,10 +398,12 @@ void KvCache::upload(PinnedArena& arena) {
     if (slot.dirty_begin >= slot.dirty_end) continue;
     const auto begin = static_cast<std::size_t>(slot.dirty_begin);
     const auto count = static_cast<std::size_t>(slot.dirty_end - slot.dirty_begin);
-    copy_to_device(slot.device_pages.as<PageTableEntry>() + begin, std::span<const PageTableEntry>(slot.pages).subspan(begin, count), arena, stream_);
+    copy_to_device(slot.device_pages.as<PageTableEntry>() + begin, std::span<const PageTableEntry>(slot.pages).subspan(begin, count), arena,
+                   stream_);
     const std::span<std::uint8_t> flags = std::span(slot.map_flags).subspan(begin, count);
-    merge_activity_maps(slot.device_maps.as<ActivityMap>() + begin, arena.stage(std::span<const ActivityMap>(slot.maps).subspan(begin, count)),
-                        arena.stage<std::uint8_t>(flags), static_cast<int>(count), stream_);
+    merge_activity_maps(slot.device_maps.as<ActivityMap>() + begin,
+                        arena.stage(std::span<const ActivityMap>(slot.maps).subspan(begin, count)), arena.stage<std::uint8_t>(flags),
+                        static_cast<int>(count), stream_);
     for (std::uint8_t& flag : flags) flag &= static_cast<std::uint8_t>(~kReplaceActivity);
     slot.dirty_begin = slot.dirty_end = 0;
   }
@@ -450,7 +456,8 @@ std::vector<KvRegion> KvCache::regions(int request) const {
   }
   for (std::size_t page = 0; page < slot.handles.size(); ++page) {
     for (int loop = 1; loop <= kLoops; ++loop) {
-      if (const PageHandle& handle = slot.handles[page][static_cast<std::size_t>(loop - 1)]) add(KvRegionKind::bf16_page, page, loop, *handle);
+      if (const PageHandle& handle = slot.handles[page][static_cast<std::size_t>(loop - 1)])
+        add(KvRegionKind::bf16_page, page, loop, *handle);
     }
   }
   return regions;

@@ -37,10 +37,11 @@ struct PageReservation {
 
 // Whole pages of one request's K/V, held so that other requests can read them too.
 struct KvExtent {
-  PositionRange positions;                                // whole pages
-  std::vector<ActivityMap> maps;                          // one per page
-  std::vector<std::array<PageHandle, kLoops>> pages;      // one per page, index loop - 1; null where the page is encoded or no row executed the loop
-  std::vector<BlockHandle> blocks;                        // that cover `positions`, as far as they are encoded
+  PositionRange positions;        // whole pages
+  std::vector<ActivityMap> maps;  // one per page
+  std::vector<std::array<PageHandle, kLoops>>
+      pages;                        // one per page, index loop - 1; null where the page is encoded or no row executed the loop
+  std::vector<BlockHandle> blocks;  // that cover `positions`, as far as they are encoded
 
   // Holders beside this one read it.
   bool shared() const;
@@ -56,9 +57,9 @@ struct KvLayout {
     bool operator==(const Block&) const = default;
   };
   int max_positions = 0;
-  std::vector<ActivityMap> maps;                          // one per page
-  std::vector<std::uint8_t> resident;                     // one per page: bit loop - 1 is set where the BF16 page exists
-  std::vector<Block> blocks;                              // in position order from 0
+  std::vector<ActivityMap> maps;       // one per page
+  std::vector<std::uint8_t> resident;  // one per page: bit loop - 1 is set where the BF16 page exists
+  std::vector<Block> blocks;           // in position order from 0
 };
 
 enum class KvRegionKind : std::uint32_t { base_payload, residual_payload, parameters, bf16_page };
@@ -66,8 +67,8 @@ enum class KvRegionKind : std::uint32_t { base_payload, residual_payload, parame
 // One contiguous range of device memory that belongs to a request.
 struct KvRegion {
   KvRegionKind kind = KvRegionKind::bf16_page;
-  std::int32_t index = 0;                                 // block or page
-  std::int32_t loop = 0;                                  // of a BF16 page: 1..4
+  std::int32_t index = 0;  // block or page
+  std::int32_t loop = 0;   // of a BF16 page: 1..4
   void* data = nullptr;
   std::size_t bytes = 0;
 };
@@ -86,14 +87,15 @@ class KvCache {
 
   // A slot for a request of at most `max_positions` positions. Closing frees pages, blocks and tables.
   int open_request(int max_positions);
-  // A slot with the pages and blocks of `layout`, whose bytes are the caller's to write: regions() of the result lists them in the order and
-  // sizes that it had for the request that the layout is of. All or nothing. Throws InternalError for a layout that no request can have.
+  // A slot with the pages and blocks of `layout`, whose bytes are the caller's to write: regions() of the result lists them in the order
+  // and sizes that it had for the request that the layout is of. All or nothing. Throws InternalError for a layout that no request can
+  // have.
   int open_request(const KvLayout& layout);
   void close_request(int request);
   int live_requests() const;
 
-  // The pages exist afterwards (fresh, or taken from the free list) and have no other holder. Call before the rows are written. All or nothing:
-  // a refused reservation leaves every request, mask and count as it was.
+  // The pages exist afterwards (fresh, or taken from the free list) and have no other holder. Call before the rows are written. All or
+  // nothing: a refused reservation leaves every request, mask and count as it was.
   void reserve(std::span<const PageReservation> reservations);
   void reserve(int request, int loop, std::span<const std::int32_t> positions);
   void reserve(int request, int loop, PositionRange positions);
@@ -140,8 +142,8 @@ class KvCache {
   std::span<const ActivityMap> maps(int request) const;
   std::span<const BlockHandle> blocks(int request) const;
   KvLayout layout(int request) const;
-  // Everything that the request's tables point to: blocks in position order (base payload, residual payload, parameters; no empty ones), then
-  // BF16 pages by position and loop.
+  // Everything that the request's tables point to: blocks in position order (base payload, residual payload, parameters; no empty ones),
+  // then BF16 pages by position and loop.
   std::vector<KvRegion> regions(int request) const;
   // Whoever holds them; what several hold counts once.
   std::size_t pages_in_use() const { return storage_.pages_in_use(); }
@@ -156,7 +158,7 @@ class KvCache {
     std::vector<ActivityMap> maps;
     std::vector<std::array<PageHandle, kLoops>> handles;  // of pages[].bf16
     std::vector<BlockHandle> blocks;
-    std::vector<std::uint8_t> map_flags;                  // of maps: kReplaceActivity, kKeepRanks
+    std::vector<std::uint8_t> map_flags;  // of maps: kReplaceActivity, kKeepRanks
     DeviceBuffer device_pages, device_maps;
     int dirty_begin = 0, dirty_end = 0;  // pages to upload
   };

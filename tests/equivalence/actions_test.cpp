@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cancel, rewind, preempt, resume, published windows and planned failures on the device: whatever happens to a request between two submissions,
-// what it computes has the bits of the undisturbed serial run, nobody else notices, and nothing is held at the end. Memory is poisoned
-// wherever it is taken, so that what was not restored shows.
+// Cancel, rewind, preempt, resume, published windows and planned failures on the device: whatever happens to a request between two
+// submissions, what it computes has the bits of the undisturbed serial run, nobody else notices, and nothing is held at the end. Memory is
+// poisoned wherever it is taken, so that what was not restored shows.
 #include <algorithm>
 #include <set>
 
@@ -63,11 +63,14 @@ std::vector<Setting> all_settings() {
   return settings;
 }
 
-const Setting kAllOn[] = {{"t1s1q1", EncodingPolicy::rolling, kWindow}, {"t1s1q1", EncodingPolicy::streaming, kWindow}, {"t0s1q0", EncodingPolicy::rolling, kWindow}};
+const Setting kAllOn[] = {{"t1s1q1", EncodingPolicy::rolling, kWindow},
+                          {"t1s1q1", EncodingPolicy::streaming, kWindow},
+                          {"t0s1q0", EncodingPolicy::rolling, kWindow}};
 
 class ActionsTest : public ExecutorTest {
  protected:
-  static RunRecord replay_plan(Executor& executor, const Plan& plan, const Trace& trace, const EffectiveConfig& config, Fault fault = Fault::none) {
+  static RunRecord replay_plan(Executor& executor, const Plan& plan, const Trace& trace, const EffectiveConfig& config,
+                               Fault fault = Fault::none) {
     RunOptions options{.record = RecordGroups::all()};
     options.fault = fault;
     return replay(executor, plan, trace, config, options);
@@ -104,9 +107,11 @@ TEST_F(ActionsTest, PreemptedRequestsGoOnAsIfUndisturbed) {
       expect_identical(serial, actual, kWindow, what);
       EXPECT_GE(actual.counters.preemptions, 8) << what;
       EXPECT_GT(actual.counters.snapshot_bytes, 0) << what;
-      EXPECT_EQ(actual.counters.executed_rows - actual.counters.discarded_rows, serial.counters.executed_rows) << what << ": nothing is computed again";
+      EXPECT_EQ(actual.counters.executed_rows - actual.counters.discarded_rows, serial.counters.executed_rows)
+          << what << ": nothing is computed again";
       EXPECT_EQ(describe(actual.held_at_drain), "") << what;
-      for (std::size_t i = 0; i < trace.requests.size(); ++i) EXPECT_EQ(actual.requests[i].executions, serial.requests[i].executions) << what;
+      for (std::size_t i = 0; i < trace.requests.size(); ++i)
+        EXPECT_EQ(actual.requests[i].executions, serial.requests[i].executions) << what;
     }
   }
 }
@@ -272,7 +277,8 @@ TEST_F(ActionsTest, ACancelledRequestKeepsWhatWasCommittedAndDisturbsNobody) {
       for (std::size_t at = 0; at < whole.submissions.size(); at += stride) {
         for (const int request : {0, 1}) {
           const Plan plan = cancelled_at(whole, at, request);
-          const std::string what = std::string(mode) + ", " + text(setting) + ", request " + std::to_string(request) + " cancelled at " + std::to_string(at);
+          const std::string what =
+              std::string(mode) + ", " + text(setting) + ", request " + std::to_string(request) + " cancelled at " + std::to_string(at);
           ASSERT_EQ(plan_fault(plan, trace, config), "") << what;
           const RunRecord actual = replay_plan(*executor_, plan, trace, config);
           EXPECT_EQ(describe(actual.held_at_drain), "") << what;
@@ -303,7 +309,8 @@ TEST_F(ActionsTest, ACancelledRequestKeepsWhatWasCommittedAndDisturbsNobody) {
     }
     // The reference agrees on what a cancelled request leaves.
     const Plan whole = plan_of("mixed", trace, config);
-    for (const std::size_t at : {std::size_t{1}, whole.submissions.size() / 3, whole.submissions.size() / 2, whole.submissions.size() - 2}) {
+    for (const std::size_t at :
+         {std::size_t{1}, whole.submissions.size() / 3, whole.submissions.size() / 2, whole.submissions.size() - 2}) {
       const Plan plan = cancelled_at(whole, at, 0);
       const RequestRecord actual = replay_plan(*executor_, plan, trace, config).requests[0];
       const RequestRecord expected = replay_plan(*reference, plan, trace, config).requests[0];

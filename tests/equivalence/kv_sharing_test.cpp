@@ -58,7 +58,8 @@ struct State {
 };
 
 State state_of(const KvCache& cache, const DeviceAllocator& allocator, const std::vector<int>& requests) {
-  State state{{}, {}, cache.pages_in_use(), cache.blocks_in_use(), cache.free_pages(), allocator.usage().in_use, allocator.usage().live_buffers};
+  State state{
+      {}, {}, cache.pages_in_use(), cache.blocks_in_use(), cache.free_pages(), allocator.usage().in_use, allocator.usage().live_buffers};
   for (const int request : requests) {
     auto& addresses = state.addresses.emplace_back();
     for (const auto& page : cache.pages(request)) {
@@ -273,7 +274,8 @@ TEST(KvSharing, ARequestIsRebuiltFromItsLayoutAndRegions) {
   unsigned seed = 1;
   const std::vector<KvRegion> regions = cache.regions(a);
   for (const KvRegion& region : regions) {
-    for (std::size_t i = 0; i < region.bytes; ++i) static_cast<std::uint8_t*>(region.data)[i] = static_cast<std::uint8_t>((seed = seed * 1664525u + 1013904223u) >> 24);
+    for (std::size_t i = 0; i < region.bytes; ++i)
+      static_cast<std::uint8_t*>(region.data)[i] = static_cast<std::uint8_t>((seed = seed * 1664525u + 1013904223u) >> 24);
   }
   const int b = cache.open_request(cache.layout(a));
   EXPECT_NE(a, b);

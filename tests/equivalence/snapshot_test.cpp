@@ -11,7 +11,9 @@ namespace {
 
 using namespace optimized;
 
-SnapshotOwner owner() { return {std::string(64, 'a'), "{\"window\":64}", {2, 3, 64, 192}, 100, 140, std::string(64, 'b'), "2 of trace four, generation 3"}; }
+SnapshotOwner owner() {
+  return {std::string(64, 'a'), "{\"window\":64}", {2, 3, 64, 192}, 100, 140, std::string(64, 'b'), "2 of trace four, generation 3"};
+}
 
 RequestSnapshot state() {
   RequestSnapshot s;
