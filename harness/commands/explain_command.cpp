@@ -13,18 +13,17 @@
 #include "harness/commands/common_options.hpp"
 #include "harness/compare/explanation.hpp"
 #include "harness/compare/significant.hpp"
-#include "harness/interrupt.hpp"
+#include "harness/explain/explain_runs.hpp"
+#include "harness/explain/minimize.hpp"
+#include "harness/io/data_paths.hpp"
 #include "harness/io/dump_file.hpp"
+#include "harness/io/set_file.hpp"
 #include "harness/io/trace_file.hpp"
-#include "harness/planner/planner.hpp"
-#include "harness/replay.hpp"
 #include "models/error.hpp"
 
 namespace loopgauge::harness {
 namespace {
 
-// The most bytes of one row that are kept as evidence, on either side.
-constexpr std::size_t kEvidenceBytes = 64 * 1024;
 // Elements shown on either side of the first one that differs.
 constexpr std::int64_t kShownElements = 4;
 
@@ -34,50 +33,31 @@ struct ExplainOptions {
   std::vector<std::string> subjects;  // a case id, or two dump files
   std::string trace_file;
   std::string against_mode, against_executor, against_profile, mutant;
+  std::string minimize_file;
+  double minimize_seconds = MinimizeLimits{}.seconds;
+  int layers = 0, loops = 0;  // 0: all of the model
   std::string output = "console";
 };
 
-// One of the two runs.
-struct Side {
-  ModeSpec mode;
-  std::string executor;
-  Profile profile = Profile::declared;
-  Fault fault = Fault::none;
-
-  std::string text() const {
-    std::string line = executor + " executor, " + std::string(to_string(profile)) + " profile, " + mode_text(mode) + " plan";
-    if (fault != Fault::none) line += ", planted fault " + std::string(to_string(fault));
-    return line;
-  }
-};
-
+// What is printed, of two runs or of two dumps; dumps hold no operation rows.
 struct Finding {
   std::string subject;  // case id or the two files
   std::string expected_side, actual_side;
   std::vector<std::string> notes;
-  RecordComparison results;
-  std::string decision_margin_text;
-  std::optional<Divergence> decision;
-  // Of runs only: dumps hold no operation rows.
-  std::int64_t rows_compared = 0, rows_different = 0;
-  std::optional<DivergentRow> row;
-  RowDifference row_difference;
-  std::vector<float> expected_row, actual_row;
-  bool result_is_first = false;  // the recorded result parts before the first operation row that differs
-
-  bool identical() const { return results.identical() && !row; }
+  Explanation what;
 };
 
 // --- from runs -------------------------------------------------------------------------------------------------------------------------
 
-std::pair<Side, Side> sides(const ExplainOptions& options, const Settings& settings, const Case& value) {
+std::pair<RunSide, RunSide> sides(const ExplainOptions& options, const Settings& settings, const Case& value) {
   const int given =
       !options.against_mode.empty() + !options.against_executor.empty() + !options.against_profile.empty() + !options.mutant.empty();
   if (given > 1) throw ConfigError("give one of --against-mode, --against-executor, --against-profile, --mutant: they name what differs");
-  const Side expected{value.mode, settings.executor, settings.profile, Fault::none};
-  Side actual = expected;
+  const RunSide expected{value.mode, settings.executor, settings.profile, Fault::none};
+  RunSide actual = expected;
   if (!options.mutant.empty()) {
     actual.fault = parse_fault(options.mutant);
+    require_fault_in(actual.fault, actual.executor);
   } else if (!options.against_executor.empty()) {
     actual.executor = options.against_executor;
   } else if (!options.against_profile.empty()) {
@@ -86,7 +66,7 @@ std::pair<Side, Side> sides(const ExplainOptions& options, const Settings& setti
     actual.mode = parse_mode(options.against_mode);
   } else if (value.mode != ModeSpec{}) {
     // The case's own plan is in question, serial is what it must equal.
-    Side serial = expected;
+    RunSide serial = expected;
     serial.mode = parse_mode("serial");
     return {serial, expected};
   } else {
@@ -96,91 +76,118 @@ std::pair<Side, Side> sides(const ExplainOptions& options, const Settings& setti
   return {expected, actual};
 }
 
-class Runs {
- public:
-  Runs(const Checkpoint& checkpoint, const Trace& trace, const EffectiveConfig& config)
-      : checkpoint_(checkpoint), trace_(trace), config_(config) {}
-
-  RunRecord run(const Side& side, Tap& tap) {
-    const std::unique_ptr<Executor> executor = make_executor(side.executor, checkpoint_);
-    const Plan plan = make_plan(side.mode, trace_, config_);
-    RunOptions options;
-    options.profile = side.profile;
-    options.fault = side.fault;
-    options.tap = &tap;
-    options.record = RecordGroups::all();
-    return replay_watched(*executor, plan, trace_, config_, options, nullptr);
-  }
-
-  // Runs until the row is captured and no further.
-  void capture(const Side& side, RowCapture& capture) {
-    const std::unique_ptr<Executor> executor = make_executor(side.executor, checkpoint_);
-    RunOptions options;
-    options.profile = side.profile;
-    options.fault = side.fault;
-    options.tap = &capture;
-    options.record = {.logits = false};
-    executor->begin(trace_, config_, options);
-    for (const Submission& submission : make_plan(side.mode, trace_, config_).submissions) {
-      throw_if_interrupted();
-      executor->submit(submission);
-      if (capture.found()) return;
-    }
-    executor->finish();  // an executor may show its rows as late as here
-  }
-
- private:
-  const Checkpoint& checkpoint_;
-  const Trace& trace_;
-  const EffectiveConfig& config_;
+// A case with everything that its runs need.
+struct PreparedCase {
+  Case value;
+  Trace trace;
+  EffectiveConfig config;
+  RunSide expected, actual;
 };
 
-Finding explain_case(const ExplainOptions& options) {
-  const Settings settings = options.settings.resolve();
-  Case value = parse_case_id(options.subjects.front());
-  const Trace trace = read_trace(options.trace_file.empty() ? trace_path(value.trace) : std::filesystem::path(options.trace_file));
+PreparedCase prepare(const ExplainOptions& options, const Settings& settings, const Checkpoint& checkpoint, const std::string& id) {
+  Case value = parse_case_id(id);
+  Trace trace = read_trace(options.trace_file.empty() ? trace_path(value.trace) : std::filesystem::path(options.trace_file));
   if (value.trace != trace.name)
     throw ConfigError("the case names trace '" + value.trace + "', but the file holds trace '" + trace.name + "'");
-  const auto [expected_side, actual_side] = sides(options, settings, value);
-  for (const Side* side : {&expected_side, &actual_side}) {
+  const auto [expected, actual] = sides(options, settings, value);
+  for (const RunSide* side : {&expected, &actual}) {
     Case checked = value;
     checked.mode = side->mode;
     require_runnable(checked);
   }
-  const Checkpoint checkpoint = load_checkpoint(settings.checkpoint);
-  const EffectiveConfig config = EffectiveConfig::resolve(value.config, checkpoint.config);
   if (const auto faults = trace_faults(trace, checkpoint.config); !faults.empty()) {
     throw TraceError("trace " + trace.name + " does not fit the model: " + faults[0]);
   }
+  EffectiveConfig config = EffectiveConfig::resolve(value.config, checkpoint.config);
+  return {std::move(value), std::move(trace), std::move(config), expected, actual};
+}
 
+const FaultInfo& info_of(Fault fault) {
+  for (const FaultInfo& info : planted_faults()) {
+    if (info.fault == fault) return info;
+  }
+  throw InternalError("a planted fault has no description");
+}
+
+// Ids of a shipped set in which the fault may act: with the switches that it needs alone, then with all of them. The blocks of fixed_prompt
+// take the shortest prompts, those of rolling move.
+std::vector<std::string> candidate_cases(const FaultInfo& info) {
+  const auto has = [&](const char* on) { return info.needs.find(on) != std::string_view::npos; };
+  std::vector<std::string> settings;
+  for (const bool all : {false, true}) {
+    const std::string switches = std::string(all || has("t1") ? "t1" : "t0") + (all || has("s1") ? "s1" : "s0");
+    if (!all && !has("q1")) {
+      settings.push_back(switches + "q0");
+      continue;
+    }
+    for (const char* policy : {"fixed_prompt", "rolling"}) settings.push_back(switches + "q1:" + policy + ":serial_aligned");
+  }
+  const TraceSet traces = read_set(data_directory() / "sets" / (info.mode.empty() ? "smoke.txt" : "modes.txt"));
+  std::vector<std::string> ids;
+  for (const std::string& setting : settings) {
+    for (const SetTrace& trace : traces.traces) {
+      const std::string rest = "/" + setting + (trace.window == 0 ? "" : ":w" + std::to_string(trace.window)) + "/" + trace.name;
+      if (info.mode.empty()) ids.push_back("serial" + rest);
+      for (const std::string& mode : trace.modes) {
+        if (!info.mode.empty() && has_part(parse_mode(mode), info.mode)) ids.push_back(mode + rest);
+      }
+    }
+  }
+  return ids;
+}
+
+// The first of them in which it does.
+std::string case_for_mutant(const ExplainOptions& options, const Settings& settings, const Checkpoint& checkpoint) {
+  const FaultInfo& info = info_of(parse_fault(options.mutant));
+  require_fault_in(info.fault, settings.executor);
+  const std::vector<std::string> ids = candidate_cases(info);
+  for (const std::string& id : ids) {
+    const PreparedCase prepared = prepare(options, settings, checkpoint, id);
+    if (!find_divergence({checkpoint, prepared.trace, prepared.config, prepared.expected, prepared.actual}).identical()) return id;
+  }
+  throw ConfigError("--mutant " + options.mutant + " changes nothing in the " + std::to_string(ids.size()) +
+                    " shipped cases tried: give a case");
+}
+
+std::string minimized_command(const ExplainOptions& options, const Settings& settings, const Checkpoint& checkpoint, Case value,
+                              const MinimizedCase& found) {
+  value.config = found.config;
+  value.trace = found.trace.name;
+  std::string command = "loopgauge explain " + case_id(value) + " --trace " + options.minimize_file;
+  for (const auto& [flag, text] :
+       {std::pair{"--against-mode", &options.against_mode}, std::pair{"--against-executor", &options.against_executor},
+        std::pair{"--against-profile", &options.against_profile}, std::pair{"--mutant", &options.mutant}}) {
+    if (!text->empty()) command += std::string(" ") + flag + " " + *text;
+  }
+  if (settings.executor != "reference") command += " --executor " + settings.executor;
+  if (settings.profile != Profile::declared) command += " --profile " + std::string(to_string(settings.profile));
+  if (found.layers < checkpoint.config.layers || options.layers > 0) command += " --layers " + std::to_string(found.layers);
+  if (found.loops < checkpoint.config.loops || options.loops > 0) command += " --loops " + std::to_string(found.loops);
+  return command;
+}
+
+Finding explain_case(const ExplainOptions& options) {
+  const Settings settings = options.settings.resolve();
+  const Checkpoint checkpoint = cut_checkpoint(load_checkpoint(settings.checkpoint), options.layers, options.loops);
+  const std::string id = options.subjects.empty() ? case_for_mutant(options, settings, checkpoint) : options.subjects.front();
+  const PreparedCase prepared = prepare(options, settings, checkpoint, id);
+  const ExplainSubject subject{checkpoint, prepared.trace, prepared.config, prepared.expected, prepared.actual};
   Finding finding;
-  finding.subject = case_id(value);
-  finding.expected_side = expected_side.text();
-  finding.actual_side = actual_side.text();
-  Runs runs(checkpoint, trace, config);
-  RowDigests digests;
-  const RunRecord expected = runs.run(expected_side, digests);
-  RowComparer comparer(digests);
-  const RunRecord actual = runs.run(actual_side, comparer);
-  finding.results = compare_records(expected, actual, config.window());
-  finding.decision = first_decision(finding.results);
-  if (finding.decision) finding.decision_margin_text = decision_margin(*finding.decision, expected, config.values());
-  finding.row = comparer.first();
-  finding.rows_compared = comparer.compared();
-  finding.rows_different = comparer.different();
-  if (!finding.row) return finding;
-
-  const DivergentRow& row = *finding.row;
-  RowCapture on_expected(row.id, kEvidenceBytes), on_actual(row.id, kEvidenceBytes);
-  if (row.expected_submission >= 0) runs.capture(expected_side, on_expected);
-  if (row.actual_submission >= 0) runs.capture(actual_side, on_actual);
-  finding.expected_row = on_expected.values();
-  finding.actual_row = on_actual.values();
-  finding.row_difference = row_difference(row.id.operation, finding.expected_row, finding.actual_row,
-                                          std::max(on_expected.width(), on_actual.width()), checkpoint.config);
-  const auto& first = finding.results.requests.at(static_cast<std::size_t>(row.id.request));
-  finding.result_is_first =
-      first && happens_before(*first, row.id, expected.requests[static_cast<std::size_t>(row.id.request)], config.window());
+  finding.subject = case_id(prepared.value);
+  finding.expected_side = prepared.expected.text();
+  finding.actual_side = prepared.actual.text();
+  finding.what = explain_runs(subject);
+  if (options.minimize_file.empty()) return finding;
+  if (finding.what.operation.name.empty()) {
+    finding.notes.push_back("nothing to minimize: the runs are identical");
+    return finding;
+  }
+  const MinimizedCase smallest = minimize(subject, finding.what.operation.name, finding.what.operation.request, {options.minimize_seconds});
+  write_trace(options.minimize_file, smallest.trace);
+  for (const std::string& step : smallest.steps) finding.notes.push_back("minimized: " + step);
+  finding.notes.push_back("minimized in " + std::to_string(smallest.attempts) + " attempts" +
+                          (smallest.out_of_time ? ", stopped by --minimize-seconds" : "") + ", wrote " + options.minimize_file + ": " +
+                          minimized_command(options, settings, checkpoint, prepared.value, smallest));
   return finding;
 }
 
@@ -212,14 +219,18 @@ Finding explain_dumps(const ExplainOptions& options) {
   differs("window", expected_info.window, actual_info.window);
   differs("tail", expected_info.tail, actual_info.tail);
   differs("exit", expected_info.exit, actual_info.exit);
-  finding.results = compare_records(expected, actual, expected_info.window);
-  finding.decision = first_decision(finding.results);
+  finding.what.results = compare_records(expected, actual, expected_info.window);
+  finding.what.decision = first_decision(finding.what.results);
   AlgorithmConfig config;  // what a margin needs
   config.window = expected_info.window;
   config.exit.threshold = static_cast<float>(expected_info.threshold);
   if (expected_info.exit == "threshold") config.exit.mode = ExitMode::threshold;
   if (expected_info.exit == "delayed") config.exit.mode = ExitMode::delayed;
-  if (finding.decision) finding.decision_margin_text = decision_margin(*finding.decision, expected, config);
+  if (finding.what.decision) finding.what.decision_margin_text = decision_margin(*finding.what.decision, expected, config);
+  if (const auto& first = finding.what.results.first) {
+    finding.what.operation = blame_result(*first, expected.requests.at(static_cast<std::size_t>(first->request)));
+    finding.what.bound.reason = "dumps hold no inputs of operations";
+  }
   return finding;
 }
 
@@ -239,7 +250,7 @@ std::string place(const RowId& id) {
 }
 
 void print_row(const Finding& finding) {
-  const DivergentRow& row = *finding.row;
+  const DivergentRow& row = *finding.what.row;
   std::cout << "  operation   " << row.id.operation << "  (" << operation_clauses(row.id.operation) << ")\n"
             << "  row         " << place(row.id) << "\n";
   if (row.kind == DivergentRow::Kind::only_expected) {
@@ -252,7 +263,7 @@ void print_row(const Finding& finding) {
     return;
   }
   std::cout << "  submission  " << row.expected_submission << " expected, " << row.actual_submission << " actual\n";
-  const RowDifference& d = finding.row_difference;
+  const RowDifference& d = finding.what.row_difference;
   if (d.element < 0) {
     std::cout << "  the rows differ beyond the " << kEvidenceBytes << " bytes that are kept of each\n";
     return;
@@ -264,9 +275,10 @@ void print_row(const Finding& finding) {
             << (d.ulps == kNoUlpDistance ? "" : ", " + ulp_text(d.ulps, d.format)) << "\n  in the row  " << d.different
             << " elements differ, at most by " << significant(d.max_abs, 9) << "\n";
   const std::int64_t begin = std::max<std::int64_t>(0, d.element - kShownElements);
-  const std::int64_t end = std::min<std::int64_t>(
-      static_cast<std::int64_t>(std::min(finding.expected_row.size(), finding.actual_row.size())), d.element + kShownElements + 1);
-  for (const auto& [name, values] : {std::pair{"expected", &finding.expected_row}, std::pair{"actual  ", &finding.actual_row}}) {
+  const std::int64_t end =
+      std::min<std::int64_t>(static_cast<std::int64_t>(std::min(finding.what.expected_row.size(), finding.what.actual_row.size())),
+                             d.element + kShownElements + 1);
+  for (const auto& [name, values] : {std::pair{"expected", &finding.what.expected_row}, std::pair{"actual  ", &finding.what.actual_row}}) {
     std::cout << "    " << name << " [" << begin << ".." << end - 1 << "]";
     for (std::int64_t i = begin; i < end; ++i) std::cout << " " << significant((*values)[static_cast<std::size_t>(i)], 9);
     std::cout << "\n";
@@ -280,38 +292,43 @@ void print_result(const Divergence& divergence) {
 void print_console(const Finding& finding) {
   std::cout << "subject   " << finding.subject << "\nexpected  " << finding.expected_side << "\nactual    " << finding.actual_side << "\n";
   for (const std::string& note : finding.notes) std::cout << "note      " << note << "\n";
-  if (finding.rows_compared > 0) {
-    std::cout << "rows      " << finding.rows_compared << " operation rows compared, " << finding.rows_different << " differ\n";
+  if (finding.what.rows_compared > 0) {
+    std::cout << "rows      " << finding.what.rows_compared << " operation rows compared, " << finding.what.rows_different << " differ\n";
+  }
+  if (!finding.what.actual_error.empty()) std::cout << "error     the actual run ends: " << finding.what.actual_error << "\n";
+  const BlamedOperation& blamed = finding.what.operation;
+  if (!blamed.name.empty()) {
+    std::cout << "operation " << blamed.name << "  (" << blamed.clauses << ")\nown bound " << finding.what.bound.text() << "\n";
   }
   std::cout << "\n";
-  if (finding.row && !finding.result_is_first) {
+  if (finding.what.row && !finding.what.result_is_first) {
     std::cout << "first divergence, an operation\n";
     print_row(finding);
-    if (finding.results.first) {
+    if (finding.what.results.first) {
       std::cout << "\nfirst recorded result that differs\n";
-      print_result(*finding.results.first);
+      print_result(*finding.what.results.first);
     }
-  } else if (finding.results.first) {
+  } else if (finding.what.results.first) {
     std::cout << "first divergence, a recorded result\n";
-    print_result(*finding.results.first);
-    if (finding.row) {
+    print_result(*finding.what.results.first);
+    if (finding.what.row) {
       std::cout << "\nfirst operation row that differs, later\n";
       print_row(finding);
     }
   }
-  if (finding.decision) {
+  if (finding.what.decision) {
     std::cout << "\nfirst decision that differs\n";
-    print_result(*finding.decision);
-    if (!finding.decision_margin_text.empty()) std::cout << "  margin      " << finding.decision_margin_text << "\n";
+    print_result(*finding.what.decision);
+    if (!finding.what.decision_margin_text.empty()) std::cout << "  margin      " << finding.what.decision_margin_text << "\n";
   }
   std::cout << "\n";
-  for (const GroupComparison& group : finding.results.groups) {
+  for (const GroupComparison& group : finding.what.results.groups) {
     if (group.status == GroupStatus::absent) continue;
     std::cout << "  " << to_string(group.group) << std::string(18 - to_string(group.group).size(), ' ') << to_string(group.status);
     if (group.compared > 0) std::cout << ", " << group.different << " of " << group.compared << " differ";
     std::cout << "\n";
   }
-  std::cout << (finding.identical() ? "identical\n" : "different\n");
+  std::cout << (finding.what.identical() ? "identical\n" : "different\n");
 }
 
 nlohmann::ordered_json json_of(const Divergence& d) {
@@ -328,20 +345,24 @@ void print_json(const Finding& finding) {
                               {"expected", finding.expected_side},
                               {"actual", finding.actual_side},
                               {"notes", finding.notes},
-                              {"identical", finding.identical()},
-                              {"rows_compared", finding.rows_compared},
-                              {"rows_different", finding.rows_different}};
-  if (finding.row) {
-    const RowId& id = finding.row->id;
-    const RowDifference& d = finding.row_difference;
+                              {"identical", finding.what.identical()},
+                              {"operation", finding.what.operation.name},
+                              {"operation_clauses", finding.what.operation.clauses},
+                              {"own_bound", finding.what.bound.text()},
+                              {"rows_compared", finding.what.rows_compared},
+                              {"rows_different", finding.what.rows_different}};
+  if (!finding.what.actual_error.empty()) json["actual_error"] = finding.what.actual_error;
+  if (finding.what.row) {
+    const RowId& id = finding.what.row->id;
+    const RowDifference& d = finding.what.row_difference;
     nlohmann::ordered_json row{{"operation", id.operation},
                                {"clauses", operation_clauses(id.operation)},
                                {"request", id.request},
                                {"loop", id.loop},
                                {"layer", id.layer},
                                {"position", id.position},
-                               {"expected_submission", finding.row->expected_submission},
-                               {"actual_submission", finding.row->actual_submission},
+                               {"expected_submission", finding.what.row->expected_submission},
+                               {"actual_submission", finding.what.row->actual_submission},
                                {"width", d.width},
                                {"element", d.element},
                                {"head", d.head},
@@ -349,19 +370,19 @@ void print_json(const Finding& finding) {
                                {"actual", d.actual},
                                {"elements_different", d.different},
                                {"max_abs", d.max_abs},
-                               {"expected_row", finding.expected_row},
-                               {"actual_row", finding.actual_row}};
+                               {"expected_row", finding.what.expected_row},
+                               {"actual_row", finding.what.actual_row}};
     if (d.ulps != kNoUlpDistance) row["ulps"] = d.ulps;
     json["first_row"] = std::move(row);
-    json["result_is_first"] = finding.result_is_first;
+    json["result_is_first"] = finding.what.result_is_first;
   }
-  if (finding.results.first) json["first_result"] = json_of(*finding.results.first);
-  if (finding.decision) {
-    json["first_decision"] = json_of(*finding.decision);
-    json["first_decision"]["margin"] = finding.decision_margin_text;
+  if (finding.what.results.first) json["first_result"] = json_of(*finding.what.results.first);
+  if (finding.what.decision) {
+    json["first_decision"] = json_of(*finding.what.decision);
+    json["first_decision"]["margin"] = finding.what.decision_margin_text;
   }
   json["groups"] = nlohmann::ordered_json::object();
-  for (const GroupComparison& group : finding.results.groups) {
+  for (const GroupComparison& group : finding.what.results.groups) {
     json["groups"][std::string(to_string(group.group))] = {
         {"status", to_string(group.status)}, {"compared", group.compared}, {"different", group.different}};
   }
@@ -369,13 +390,15 @@ void print_json(const Finding& finding) {
 }
 
 Finding explain(const ExplainOptions& options) {
-  if (options.subjects.size() == 1) return explain_case(options);
+  if (options.subjects.empty() && options.mutant.empty()) throw ConfigError("give a case id, two dump files, or --mutant alone");
+  if (options.subjects.size() < 2) return explain_case(options);
   for (const auto& [flag, value] :
        {std::pair{"--against-mode", &options.against_mode}, std::pair{"--against-executor", &options.against_executor},
         std::pair{"--against-profile", &options.against_profile}, std::pair{"--mutant", &options.mutant},
-        std::pair{"--trace", &options.trace_file}}) {
+        std::pair{"--trace", &options.trace_file}, std::pair{"--minimize", &options.minimize_file}}) {
     if (!value->empty()) throw ConfigError(std::string(flag) + " has no effect on two dump files");
   }
+  if (options.layers != 0 || options.loops != 0) throw ConfigError("--layers and --loops have no effect on two dump files");
   if (const auto flags = options.settings.given_flags(SettingGroup::execution); !flags.empty()) {
     throw ConfigError(flags.front() + " has no effect on two dump files");
   }
@@ -387,10 +410,13 @@ Finding explain(const ExplainOptions& options) {
 void add_explain_command(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("explain", "Name the first divergence between two runs of a case, or between two dumps");
   const auto options = std::make_shared<ExplainOptions>(*command);
-  command->add_option("subject", options->subjects, "A case id, or two dump files (expected, actual)")
+  command
+      ->add_option(
+          "subject", options->subjects,
+          "A case id, or two dump files (expected, actual). With --mutant it may be left out: the first case of the smoke or modes set "
+          "in which the fault acts")
       ->type_name("CASE | A.h5 B.h5")
-      ->required()
-      ->expected(1, 2);
+      ->expected(0, 2);
   command->add_option("--trace", options->trace_file, "File of the case's trace, where it is not a shipped one")->type_name("FILE");
   command->add_option("--against-mode", options->against_mode, "Compare with another plan: serial, split, split.p100")->type_name("MODE");
   command->add_option("--against-executor", options->against_executor, "Compare with the other executor: reference, optimized")
@@ -399,6 +425,18 @@ void add_explain_command(CLI::App& app, int& exit_code) {
       ->type_name("NAME");
   command->add_option("--mutant", options->mutant, "Compare with the same run and a planted fault (loopgauge sweep --list-mutants)")
       ->type_name("NAME");
+  command
+      ->add_option(
+          "--minimize", options->minimize_file,
+          "Write the smallest trace in which the runs still part at the same operation, and print the command that explains it: fewer "
+          "layers, requests, tokens, switches and loops")
+      ->type_name("FILE");
+  command->add_option("--minimize-seconds", options->minimize_seconds, "Begin no further attempt after that long")
+      ->type_name("SECONDS")
+      ->check(CLI::Range(0.0, 86400.0))
+      ->capture_default_str();
+  command->add_option("--layers", options->layers, "Use the first N layers of the model only")->type_name("N")->check(CLI::PositiveNumber);
+  command->add_option("--loops", options->loops, "Execute N loops only (dense cases)")->type_name("N")->check(CLI::PositiveNumber);
   command->add_option("--output", options->output, "console, json")->type_name("FORMAT")->capture_default_str();
   command->footer(
       "Examples:\n"
@@ -407,6 +445,10 @@ void add_explain_command(CLI::App& app, int& exit_code) {
       "  loopgauge explain serial/t0s0q0/seven --against-profile reordered\n"
       "  loopgauge explain serial/t1s1q0/seven --against-executor optimized\n"
       "  loopgauge explain before.h5 after.h5\n"
+      "  loopgauge explain --mutant early_flush --minimize smallest.h5\n"
+      "The answer: the operation where the runs part, its clauses of the specification, whether its output is within its own bound for "
+      "the\n"
+      "inputs that it had, the row, both values with their distance in ulps, and the first decision that differs with its margin.\n"
       "Without --against-* or --mutant a case is compared with its serial plan, and a serial case with the split plan.\n"
       "Exit codes: 0 identical, 1 different, others as everywhere.");
   command->callback([options, &exit_code] {
@@ -418,7 +460,7 @@ void add_explain_command(CLI::App& app, int& exit_code) {
     } else {
       print_console(finding);
     }
-    exit_code = finding.identical() ? 0 : 1;
+    exit_code = finding.what.identical() ? 0 : 1;
   });
 }
 

@@ -39,9 +39,8 @@ CausalKey CausalOrder::kv(int position, int loop, int layer) const {
     for (const auto& block : record_.blocks) {
       if (position >= block.positions.begin && position < block.positions.end) end = block.positions.end;
     }
-    key = sealed(end, kEncodedKv);
+    key = sealed(end, encoded_kv_phase(loop));
     key.layer = layer;
-    key.part = loop;
     key.position = position;
   }
   return key;

@@ -26,7 +26,12 @@ class CausalOrder {
   // Phases inside (stage, loop).
   static constexpr int kScores = 0, kActive = 1, kLayers = 2, kHidden = 3, kGate = 4;
   // Phases of a completion stage.
-  static constexpr int kExitDepth = 0, kLogits = 1, kToken = 2, kFrontier = 3, kCodec = 4, kEncodedKv = 5;
+  static constexpr int kExitDepth = 0, kLogits = 1, kToken = 2, kFrontier = 3, kCodec = 4;
+  // Stream by stream, each encoded against its predecessor's reconstruction: codes and parameters, then the K/V that are read from them.
+  static constexpr int codec_phase(int loop) { return kCodec + 2 * (loop - 1); }
+  static constexpr int encoded_kv_phase(int loop) { return codec_phase(loop) + 1; }
+  // Of the key of a K/V value.
+  static constexpr bool is_encoded_kv(const CausalKey& key) { return key.phase > kCodec; }
   static constexpr int kSealing = kLoops + 1;  // loop value of blocks sealed right after a window
 
   CausalOrder(const RequestRecord& record, int window);

@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "harness/compare/causal_order.hpp"
+#include "harness/compare/distances.hpp"
 #include "harness/compare/float_bits.hpp"
 #include "harness/compare/significant.hpp"
 #include "models/spec/op_list.hpp"
@@ -59,6 +60,14 @@ std::string exit_margin(const Divergence& d, const RequestRecord& record, const 
          significant(std::fabs(1.0 - survival - static_cast<double>(rule.threshold)), 6) + " from the threshold";
 }
 
+BlamedOperation blamed(std::string_view name, int request, int position, int loop, int layer) {
+  BlamedOperation result{std::string(name), {}, false, request, position, loop, layer};
+  if (const spec::OpSpec* op = spec::find_op(name)) {
+    for (const std::string_view clause : op->clauses) result.clauses += (result.clauses.empty() ? "" : " ") + std::string(clause);
+  }
+  return result;
+}
+
 }  // namespace
 
 std::string operation_clauses(std::string_view tap) {
@@ -95,9 +104,60 @@ std::string result_clauses(const Divergence& divergence) {
     case RecordGroup::codec:
       return "S-KVQ-1 S-KVQ-2 S-KVQ-3 S-KVQ-4 S-KVQ-8 S-KVQ-9";
     case RecordGroup::kv:
-      return divergence.key.phase == CausalOrder::kEncodedKv ? "S-KVQ-1 S-KVQ-9" : "S-KVA-1 S-KVA-2";
+      return CausalOrder::is_encoded_kv(divergence.key) ? "S-KVQ-1 S-KVQ-9" : "S-KVA-1 S-KVA-2";
   }
   return {};
+}
+
+BlamedOperation blame_row(const RowId& row, const RequestRecord& expected, const EffectiveConfig& config) {
+  std::string_view name;
+  for (const spec::TapOwner& owner : spec::find_tap(row.operation)) {
+    // One tap name for two operations: loops 3 and 4 of decode rows are corrected.
+    const bool corrected = config.s().enabled && row.position >= expected.prompt_length && row.loop >= 3;
+    if (name.empty() || (owner.op->name == "sparse_correction") == corrected) name = owner.op->name;
+  }
+  BlamedOperation result = blamed(name, row.request, row.position, row.loop, row.layer);
+  result.decision = row.operation == "sparse_decode.keys";
+  return result;
+}
+
+BlamedOperation blame_result(const Divergence& divergence, const RequestRecord& expected) {
+  const auto executed = [&] {
+    if (divergence.loop < 1 || divergence.position < 0) return true;
+    const auto flags = executed_loops(expected);
+    const auto at = static_cast<std::size_t>(divergence.position);
+    return at >= flags[0].size() || flags[static_cast<std::size_t>(divergence.loop - 1)][at] != 0;
+  };
+  const auto name = [&]() -> std::string_view {
+    switch (divergence.group) {
+      case RecordGroup::tokens:
+      case RecordGroup::logits:
+        return "head_argmax";
+      case RecordGroup::exit_depths:
+        return "exit_step";
+      case RecordGroup::encoded_frontier:
+        return "seal_blocks";
+      case RecordGroup::hidden:
+        return executed() ? "rms_norm" : "inherit";
+      case RecordGroup::gate:
+        return "exit_gate";
+      case RecordGroup::scores:
+        // A row that one run alone scores is eligible in one alone: a selection differs, not a score.
+        return std::isnan(divergence.expected) != std::isnan(divergence.actual) ? "select_tokens" : "update_score";
+      case RecordGroup::active:
+        return "select_tokens";
+      case RecordGroup::keys:
+      case RecordGroup::mass:
+        return "reference_statistics";
+      case RecordGroup::codec:
+        return divergence.tensor.ends_with("rows") || !divergence.note.empty() ? "seal_blocks" : "residual_encode";
+      case RecordGroup::kv:
+        if (CausalOrder::is_encoded_kv(divergence.key)) return "residual_decode";
+        return executed() ? "kv_append" : "inherit";
+    }
+    return {};
+  };
+  return blamed(name(), divergence.request, divergence.position, divergence.loop, divergence.layer);
 }
 
 RowDifference row_difference(std::string_view tap, std::span<const float> expected, std::span<const float> actual, std::size_t width,

@@ -20,6 +20,17 @@ namespace loopgauge::harness {
 std::string operation_clauses(std::string_view tap);
 std::string result_clauses(const Divergence& divergence);
 
+// The one operation of the registry (models/spec/op_list.hpp) that a divergence comes down to, and where.
+struct BlamedOperation {
+  std::string name;       // empty: none
+  std::string clauses;    // of SPEC.md
+  bool decision = false;  // its output is a choice: with equal inputs every executor makes the same
+  int request = 0, position = -1, loop = 0, layer = -1;
+};
+// `expected`: the request's record in the expected run.
+BlamedOperation blame_row(const RowId& row, const RequestRecord& expected, const EffectiveConfig& config);
+BlamedOperation blame_result(const Divergence& divergence, const RequestRecord& expected);
+
 // The first element in which two rows of one operation differ.
 struct RowDifference {
   std::size_t width = 0;      // elements of the row

@@ -409,8 +409,8 @@ class RequestComparer {
         const CodecStream& as = a.streams[static_cast<std::size_t>(depth)];
         const std::string stream = block + "/stream" + std::to_string(loop);
         CausalKey key = start;
+        key.phase = CausalOrder::codec_phase(loop);
         key.layer = -1;  // the rows of a stream decide before any layer of it
-        key.part = loop;
         if (es.rows != as.rows || es.layers.size() != as.layers.size()) {
           shape_difference(
               RecordGroup::codec, stream + "/rows", key, {.loop = loop, .position = e.positions.begin},

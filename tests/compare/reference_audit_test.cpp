@@ -107,7 +107,7 @@ RunRecord run(const Checkpoint& checkpoint, const Trace& trace, const EffectiveC
   options.profile = profile;
   options.fault = fault;
   options.record = RecordGroups::all();
-  return replay(*executor, make_serial_plan(trace, config), trace, config, options);
+  return replay(*executor, make_plan(ModeSpec{}, trace, config), trace, config, options);
 }
 
 std::string texts(const AuditResult& result) {
@@ -182,6 +182,21 @@ const std::map<std::string_view, std::set<std::string>> kFoundByAudit{
     {"loop_off_by_one", {}},
     {"early_flush", {"frontier"}},
     {"double_final_norm", {"inherited_hidden"}},
+    {"one_slot_per_layer", {}},
+    {"constant_layer_stride", {}},
+    {"mask_without_own_token", {}},
+    {"rope_frequency_in_bfloat16", {"codec_error", "layer0_kv"}},
+    {"rope_of_compact_rows", {"codec_error", "layer0_kv"}},
+    {"final_norm_only_at_end", {"final_norm_magnitude"}},
+    {"exit_weighted_logits", {"logits_head"}},
+    {"reserved_last_token", {"active_top"}},
+    {"budget_of_previous_set", {"active_budget"}},
+    {"keys_ranked_in_bfloat16", {}},
+    {"correction_in_bfloat16", {}},
+    {"codes_from_stored_parameters", {}},
+    {"scale_by_reciprocal", {}},
+    {"reconstruction_in_bfloat16", {"decode_chain"}},
+    {"one_ulp_in_residual_add", {}},
 };
 
 TEST(ReferenceAuditMutants, AuditFindsWhatOneRecordShowsAndComparisonFindsTheRest) {

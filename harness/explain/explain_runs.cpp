@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "harness/explain/explain_runs.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <utility>
+
+#include "harness/commands/common_options.hpp"
+#include "harness/compare/significant.hpp"
+#include "harness/interrupt.hpp"
+#include "harness/planner/planner.hpp"
+#include "harness/replay.hpp"
+#include "harness/sweep/operation_conformance.hpp"
+#include "models/error.hpp"
+#include "models/spec/op_list.hpp"
+
+namespace loopgauge::harness {
+namespace {
+
+RunOptions options_of(const RunSide& side, Tap& tap) {
+  RunOptions options;
+  options.profile = side.profile;
+  options.fault = side.fault;
+  options.tap = &tap;
+  options.record = RecordGroups::all();
+  return options;
+}
+
+RunRecord run(const ExplainSubject& subject, const RunSide& side, Tap& tap) {
+  const std::unique_ptr<Executor> executor = make_executor(side.executor, subject.checkpoint);
+  const Plan plan = make_plan(side.mode, subject.trace, subject.config);
+  return replay_watched(*executor, plan, subject.trace, subject.config, options_of(side, tap), nullptr);
+}
+
+// What a faulty run may end with: a value that decides is no number, or an executor finds its own state broken.
+bool ends_a_run(const Error& error) { return error.kind() == ErrorKind::numeric || error.kind() == ErrorKind::internal; }
+
+// Runs until the row is captured and no further.
+void capture(const ExplainSubject& subject, const RunSide& side, RowCapture& row) {
+  const std::unique_ptr<Executor> executor = make_executor(side.executor, subject.checkpoint);
+  RunOptions options = options_of(side, row);
+  options.record = {.logits = false};
+  executor->begin(subject.trace, subject.config, options);
+  for (const Submission& submission : make_plan(side.mode, subject.trace, subject.config).submissions) {
+    throw_if_interrupted();
+    executor->submit(submission);
+    if (row.found()) return;
+  }
+  executor->finish();  // an executor may show its rows as late as here
+}
+
+// Repeats the actual run and gives the operation at that row the inputs that it had.
+OwnBound check_own_bound(const ExplainSubject& subject, const BlamedOperation& blamed) {
+  OwnBound bound;
+  const auto unchecked = [&](const std::string& reason) {
+    const spec::OpSpec* op = spec::find_op(blamed.name);
+    const bool exact = blamed.decision || (op != nullptr && op->determinism == spec::Determinism::exact);
+    bound.state = exact ? OwnBound::State::exact : OwnBound::State::not_checked;
+    bound.reason = exact ? "" : reason;
+    return bound;
+  };
+  if (subject.actual.profile == Profile::double_precision) {
+    bound.reason = "the double profile rounds nothing, so the operation's bound does not hold for it";
+    return bound;
+  }
+  if (blamed.decision) return unchecked("");
+  if (blamed.position < 0) return unchecked("the divergence is of no row");
+  std::vector<std::vector<int>> positions(subject.trace.requests.size());
+  positions.at(static_cast<std::size_t>(blamed.request)) = {blamed.position};
+  OperationTap tap(std::move(positions));
+  RunRecord record;
+  try {
+    record = run(subject, subject.actual, tap);
+  } catch (const Error& error) {
+    if (!ends_a_run(error)) throw;
+    return unchecked(std::string("the actual run ends with an error: ") + error.what());
+  }
+  const RequestRecord& request = record.requests.at(static_cast<std::size_t>(blamed.request));
+  if (blamed.position >= request.prompt_length + request.fed) return unchecked("the actual run does not reach this row");
+  const bool declared_order = record.profile == to_string(Profile::declared);
+  const OperationReference operations(subject.checkpoint);
+  const std::vector<OperationErrors> all = operations.check(tap, record, subject.trace, subject.config, declared_order);
+  const auto found = std::find_if(all.begin(), all.end(), [&](const OperationErrors& errors) {
+    return errors.operation == blamed.name && (errors.loop == blamed.loop || errors.loop < 1);
+  });
+  if (found == all.end()) return unchecked("what the operation read is in no record of the run");
+  bound.ratio = std::fmax(found->largest_ratio, found->largest_share);
+  bound.state = found->passed() ? OwnBound::State::within : OwnBound::State::beyond;
+  return bound;
+}
+
+struct Divergences {
+  Explanation explanation;
+  RunRecord expected;
+};
+
+Divergences compare_runs(const ExplainSubject& subject) {
+  Divergences result;
+  Explanation& explanation = result.explanation;
+  RowDigests digests;
+  result.expected = run(subject, subject.expected, digests);
+  RowComparer comparer(digests);
+  std::optional<RunRecord> actual;
+  try {
+    actual = run(subject, subject.actual, comparer);
+  } catch (const Error& error) {
+    if (!ends_a_run(error)) throw;
+    explanation.actual_error = error.what();
+  }
+  const int window = subject.config.window();
+  if (actual) {
+    explanation.results = compare_records(result.expected, *actual, window);
+    explanation.decision = first_decision(explanation.results);
+    if (explanation.decision) {
+      explanation.decision_margin_text = decision_margin(*explanation.decision, result.expected, subject.config.values());
+    }
+  }
+  explanation.row = comparer.first();
+  explanation.rows_compared = comparer.compared();
+  explanation.rows_different = comparer.different();
+
+  const Divergence* first = explanation.results.first ? &*explanation.results.first : nullptr;
+  if (explanation.row) {
+    const RowId& row = explanation.row->id;
+    const auto at = static_cast<std::size_t>(row.request);
+    first = actual && explanation.results.requests.at(at) ? &*explanation.results.requests.at(at) : nullptr;
+    explanation.result_is_first = first != nullptr && happens_before(*first, row, result.expected.requests.at(at), window);
+  }
+  if (explanation.row && !explanation.result_is_first) {
+    explanation.operation =
+        blame_row(explanation.row->id, result.expected.requests.at(static_cast<std::size_t>(explanation.row->id.request)), subject.config);
+  } else if (first != nullptr) {
+    explanation.operation = blame_result(*first, result.expected.requests.at(static_cast<std::size_t>(first->request)));
+  }
+  return result;
+}
+
+}  // namespace
+
+std::string RunSide::text() const {
+  std::string line = executor + " executor, " + std::string(to_string(profile)) + " profile, " + mode_text(mode) + " plan";
+  if (fault != Fault::none) line += ", planted fault " + std::string(to_string(fault));
+  return line;
+}
+
+std::string OwnBound::text() const {
+  switch (state) {
+    case State::within:
+      return "within (error / bound " + significant(ratio, 3) +
+             "): with the inputs that it had the operation is right, so the difference came with them or is that of another order";
+    case State::beyond:
+      return "beyond (error / bound " + significant(ratio, 3) + "): with the inputs that it had the operation is wrong";
+    case State::exact:
+      return "none, the operation is exact: with equal inputs any difference is its fault";
+    case State::not_checked:
+      return "not checked: " + reason;
+  }
+  return {};
+}
+
+Explanation find_divergence(const ExplainSubject& subject) { return compare_runs(subject).explanation; }
+
+Explanation explain_runs(const ExplainSubject& subject) {
+  Explanation explanation = find_divergence(subject);
+  if (explanation.row) {
+    const DivergentRow& row = *explanation.row;
+    RowCapture on_expected(row.id, kEvidenceBytes), on_actual(row.id, kEvidenceBytes);
+    if (row.expected_submission >= 0) capture(subject, subject.expected, on_expected);
+    if (row.actual_submission >= 0) capture(subject, subject.actual, on_actual);
+    explanation.expected_row = on_expected.values();
+    explanation.actual_row = on_actual.values();
+    explanation.row_difference = row_difference(row.id.operation, explanation.expected_row, explanation.actual_row,
+                                                std::max(on_expected.width(), on_actual.width()), subject.checkpoint.config);
+  }
+  if (!explanation.operation.name.empty()) explanation.bound = check_own_bound(subject, explanation.operation);
+  return explanation;
+}
+
+}  // namespace loopgauge::harness

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// Two runs of one trace and configuration, and where they part: the operation row, the recorded result, the decision, and the one operation
+// of the registry that all of it comes down to. Runs are repeated instead of kept: the first leaves a digest per row, the second is
+// compared while it runs, further ones capture what is shown. Observing changes no result (S-TAP-1).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "harness/case.hpp"
+#include "harness/compare/explanation.hpp"
+#include "harness/compare/record_compare.hpp"
+#include "harness/compare/row_divergence.hpp"
+#include "models/checkpoint.hpp"
+#include "models/executor.hpp"
+
+namespace loopgauge::harness {
+
+// The most bytes of one row that are kept as evidence, on either side.
+inline constexpr std::size_t kEvidenceBytes = 64 * 1024;
+
+struct RunSide {
+  ModeSpec mode;
+  std::string executor = "reference";
+  Profile profile = Profile::declared;
+  Fault fault = Fault::none;
+  std::string text() const;
+};
+
+struct ExplainSubject {
+  const Checkpoint& checkpoint;
+  const Trace& trace;
+  const EffectiveConfig& config;
+  RunSide expected, actual;
+};
+
+// Whether the operation where the runs part is right for the inputs that it had in the actual run.
+struct OwnBound {
+  enum class State {
+    within,       // its output is within its tolerance: the difference came with inputs that no row shows, or is that of another order
+    beyond,       // it is not: the fault is here
+    exact,        // nothing is rounded: with equal inputs any difference is a fault
+    not_checked,  // `reason`
+  };
+  State state = State::not_checked;
+  double ratio = 0.0;  // error / bound, within and beyond
+  std::string reason;
+  std::string text() const;
+};
+
+struct Explanation {
+  RecordComparison results;
+  std::string actual_error;  // what ended the actual run, if anything did: its results are then not compared
+  std::optional<Divergence> decision;
+  std::string decision_margin_text;
+  std::int64_t rows_compared = 0, rows_different = 0;
+  std::optional<DivergentRow> row;
+  RowDifference row_difference;
+  std::vector<float> expected_row, actual_row;
+  bool result_is_first = false;  // the recorded result parts before the first operation row that differs
+  BlamedOperation operation;     // empty when the runs are identical
+  OwnBound bound;
+
+  bool identical() const { return actual_error.empty() && !row && results.identical(); }
+};
+
+// Two runs: what parts first, without the values of rows and without the bound.
+Explanation find_divergence(const ExplainSubject& subject);
+// find_divergence and the evidence, at most three more runs. Throws what an executor throws when the expected run fails.
+Explanation explain_runs(const ExplainSubject& subject);
+
+}  // namespace loopgauge::harness
