@@ -12,8 +12,11 @@
 #include <utility>
 #include <vector>
 
+#include "harness/compare/drift.hpp"
+#include "harness/compare/error_stats.hpp"
 #include "harness/compare/significant.hpp"
 #include "models/error.hpp"
+#include "models/sha256.hpp"
 
 namespace loopgauge::harness {
 namespace {
@@ -21,20 +24,22 @@ namespace {
 constexpr std::string_view kMagic = "loopgauge-baseline";
 constexpr std::size_t kDigestDigits = 16;  // 64 bits: enough to see a change
 
-struct MetricInfo {
-  std::string_view name;
-  MetricKind kind;
-};
 constexpr std::array kMetrics{
-    MetricInfo{"digest", MetricKind::digest},
-    MetricInfo{"digest.logits", MetricKind::digest},
-    MetricInfo{"kl_mean", MetricKind::lower_better},
-    MetricInfo{"first_token_kl", MetricKind::lower_better},
-    MetricInfo{"same_top1", MetricKind::higher_better},
-    MetricInfo{"bits_per_byte", MetricKind::lower_better},
-    MetricInfo{"task_accuracy", MetricKind::higher_better},
-    MetricInfo{"memory.steady", MetricKind::bytes},
-    MetricInfo{"memory.peak", MetricKind::bytes},
+    MetricInfo{"digest", MetricKind::digest, 1, "everything recorded"},
+    MetricInfo{"digest.logits", MetricKind::digest, 1, "logits"},
+    MetricInfo{"digest.decisions", MetricKind::digest, 2, "tokens, exits, selected tokens and keys"},
+    MetricInfo{"error_over_bound", MetricKind::bound_ratio, 2, "largest error / bound of all judged operations and distances"},
+    MetricInfo{"kl_mean", MetricKind::lower_better, 1, "KL against dense, continuation rows, nats"},
+    MetricInfo{"first_token_kl", MetricKind::lower_better, 1, "KL against dense of the first generated token, nats"},
+    MetricInfo{"same_top1", MetricKind::higher_better, 1, "share of rows with dense's greedy token"},
+    MetricInfo{"bits_per_byte", MetricKind::lower_better, 1, "of the continuation"},
+    MetricInfo{"task_accuracy", MetricKind::higher_better, 1, "share of right answers"},
+    MetricInfo{"acceptance", MetricKind::higher_better, 2, "accepted / drafted tokens"},
+    MetricInfo{"memory.steady", MetricKind::bytes, 1, "predicted physical bytes between two submissions"},
+    MetricInfo{"memory.peak", MetricKind::bytes, 1, "predicted physical bytes at most"},
+    MetricInfo{"memory.measured_steady", MetricKind::bytes, 2, "allocated bytes between two submissions"},
+    MetricInfo{"memory.measured_peak", MetricKind::bytes, 2, "allocated bytes at most"},
+    MetricInfo{"time", MetricKind::time, 2, "seconds of a run on a device, from three repetitions on"},
 };
 
 // Where a drift metric is found in a report.
@@ -73,7 +78,7 @@ bool is_hex(std::string_view text, std::size_t digits) {
 }
 
 void check_value(const std::string& metric, std::string_view value, std::string_view where) {
-  switch (metric_kind(metric)) {
+  switch (metric_info(metric).kind) {
     case MetricKind::digest:
       if (!is_hex(value, kDigestDigits)) {
         throw FileError(std::string(where) + ": '" + std::string(value) + "' is not the beginning of a SHA-256, 16 lower-case hex digits");
@@ -84,52 +89,112 @@ void check_value(const std::string& metric, std::string_view value, std::string_
         throw FileError(std::string(where) + ": '" + std::string(value) + "' is not a number of bytes");
       }
       return;
+    case MetricKind::bound_ratio:
     case MetricKind::lower_better:
     case MetricKind::higher_better:
+    case MetricKind::time:
       parse_measured(value, where);
       return;
   }
 }
 
-std::string total_bytes(const CaseResult& row, std::string_view phase) {
+std::string measured_text(double value, double low, double high) {
+  std::string text = significant(value, 6);
+  if (std::isfinite(low) && std::isfinite(high)) text += "[" + significant(low, 6) + "," + significant(high, 6) + "]";
+  return text;
+}
+
+std::string total_bytes(const CaseResult& row, std::string_view phase, std::string_view source) {
   std::int64_t sum = 0;
   bool found = false;
   for (const MemoryRow& memory : row.memory) {
-    if (memory.phase != phase || memory.source != "predicted") continue;
+    if (memory.phase != phase || memory.source != source) continue;
     sum += memory.physical_bytes;
     found = true;
   }
   return found ? std::to_string(sum) : std::string();
 }
 
+// Of the discrete decisions alone.
+std::string decisions_digest(const CaseResult& row) {
+  Sha256 hash;
+  bool found = false;
+  for (const std::string_view group : {"active", "exits", "keys", "tokens"}) {
+    for (const DigestRow& digest : row.digests) {
+      if (digest.group != group) continue;
+      const std::string line = digest.group + " " + digest.sha256 + "\n";
+      hash.update(line.data(), line.size());
+      found = true;
+    }
+  }
+  return found ? hash.hex_digest().substr(0, kDigestDigits) : std::string();
+}
+
+std::string worst_bound_ratio(const CaseResult& row) {
+  double worst = -1.0;
+  for (const ToleranceRow& entry : row.tolerance) {
+    if (entry.source == "candidate" && entry.verdict == "passed") worst = std::fmax(worst, entry.error_over_bound);
+  }
+  return worst < 0.0 ? std::string() : significant(worst, 6);
+}
+
+std::string acceptance_text(const CaseResult& row) {
+  std::int64_t drafted = 0, accepted = 0;
+  for (const AcceptanceRow& entry : row.acceptance) {
+    drafted += entry.drafted;
+    accepted += entry.accepted;
+  }
+  if (drafted == 0) return {};
+  const Estimate rate = wilson_interval(accepted, drafted);
+  return measured_text(rate.value, rate.low, rate.high);
+}
+
+// Median, least and largest of the repetitions on a device. Times of the reference are times of whatever else the processor does.
+std::string time_text(const CaseResult& row) {
+  constexpr std::size_t kLeastRepetitions = 3;
+  std::vector<double> seconds;
+  for (const TimingRow& entry : row.timings) {
+    if (entry.phase == "run" && std::isfinite(entry.seconds)) seconds.push_back(entry.seconds);
+  }
+  if (row.executor != "optimized" || seconds.size() < kLeastRepetitions) return {};
+  std::sort(seconds.begin(), seconds.end());
+  return measured_text(percentile_of_sorted(seconds, 0.5), seconds.front(), seconds.back());
+}
+
 }  // namespace
 
-MetricKind metric_kind(std::string_view metric) {
+std::span<const MetricInfo> baseline_metrics() { return kMetrics; }
+
+const MetricInfo& metric_info(std::string_view metric) {
   for (const MetricInfo& info : kMetrics) {
-    if (info.name == metric) return info.kind;
+    if (info.name == metric) return info;
   }
   throw FileError("metric '" + std::string(metric) + "' is unknown to this version");
 }
 
 std::map<std::string, std::string> metrics_of(const CaseResult& row) {
   std::map<std::string, std::string> metrics;
+  const auto add = [&](const char* metric, std::string text) {
+    if (!text.empty()) metrics[metric] = std::move(text);
+  };
   for (const DigestRow& digest : row.digests) {
-    if (digest.group == "all") metrics["digest"] = digest.sha256.substr(0, kDigestDigits);
-    if (digest.group == "logits") metrics["digest.logits"] = digest.sha256.substr(0, kDigestDigits);
+    if (digest.group == "all") add("digest", digest.sha256.substr(0, kDigestDigits));
+    if (digest.group == "logits") add("digest.logits", digest.sha256.substr(0, kDigestDigits));
   }
+  add("digest.decisions", decisions_digest(row));
+  add("error_over_bound", worst_bound_ratio(row));
   for (const DriftSource& source : kDriftSources) {
     for (const DriftSummaryRow& summary : row.drift_summary) {
       if (summary.metric != source.summary_metric || summary.scope != source.scope || !std::isfinite(summary.value)) continue;
-      std::string text = significant(summary.value, 6);
-      if (std::isfinite(summary.low) && std::isfinite(summary.high))
-        text += "[" + significant(summary.low, 6) + "," + significant(summary.high, 6) + "]";
-      metrics[std::string(source.metric)] = text;
+      metrics[std::string(source.metric)] = measured_text(summary.value, summary.low, summary.high);
     }
   }
-  for (const auto& [metric, phase] : {std::pair{"memory.steady", "steady"}, std::pair{"memory.peak", "peak"}}) {
-    const std::string bytes = total_bytes(row, phase);
-    if (!bytes.empty()) metrics[metric] = bytes;
-  }
+  add("acceptance", acceptance_text(row));
+  add("memory.steady", total_bytes(row, "steady", "predicted"));
+  add("memory.peak", total_bytes(row, "peak", "predicted"));
+  add("memory.measured_steady", total_bytes(row, "steady", "measured"));
+  add("memory.measured_peak", total_bytes(row, "peak", "measured"));
+  add("time", time_text(row));
   return metrics;
 }
 
@@ -142,7 +207,10 @@ Baseline baseline_of(const Report& report) {
     throw ConfigError("the report holds shards " + report.meta.shard +
                       " only; merge all of them (loopgauge report merge) before updating a baseline");
   }
-  Baseline baseline{report.meta.model_sha256, report.meta.set, {}};
+  Baseline baseline;
+  baseline.model_sha256 = report.meta.model_sha256;
+  baseline.set = report.meta.set;
+  if (report.meta.device_available) baseline.device = report.meta.device;
   for (const CaseResult& row : report.cases) {
     if (row.status == CaseStatus::failed || row.status == CaseStatus::error) {
       throw ConfigError("case " + row.id + " (" + row.executor + ") did not pass: " + row.reason +
@@ -175,6 +243,9 @@ BaselineUpdate update_baseline(const Baseline& before, const Baseline& fresh) {
   };
   const CaseValues old_cases = by_case(before), new_cases = by_case(fresh);
   BaselineUpdate update{fresh};
+  // Values of the optimized column that stay are of the device that they were measured on.
+  if (fresh.device == "none") update.baseline.device = before.device;
+  const bool other_device = before.device != "none" && fresh.device != "none" && before.device != fresh.device;
   for (const auto& [name, values] : new_cases) {
     const auto old_case = old_cases.find(name);
     update.added += old_case == old_cases.end();
@@ -182,6 +253,10 @@ BaselineUpdate update_baseline(const Baseline& before, const Baseline& fresh) {
   }
   for (const auto& [name, values] : old_cases) {
     if (new_cases.contains(name)) continue;
+    if (other_device && name.second == "optimized") {
+      throw ConfigError("the baseline holds case " + name.first + " of device '" + before.device + "', which the report of device '" +
+                        fresh.device + "' lacks: one baseline has one device (--prune drops what the report lacks)");
+    }
     ++update.kept;
     for (const auto& [metric, value] : values) update.baseline.values[{name.first, name.second, metric}] = value;
   }
@@ -189,8 +264,8 @@ BaselineUpdate update_baseline(const Baseline& before, const Baseline& fresh) {
 }
 
 std::string baseline_text(const Baseline& baseline) {
-  std::string text =
-      std::string(kMagic) + " " + std::to_string(kBaselineVersion) + "\nmodel " + baseline.model_sha256 + "\nset " + baseline.set + "\n";
+  std::string text = std::string(kMagic) + " " + std::to_string(kBaselineVersion) + "\nmodel " + baseline.model_sha256 + "\nset " +
+                     baseline.set + "\ndevice " + baseline.device + "\n";
   // Sorted as lines, which is not the order of the keys: '/' and ' ' compare by their bytes.
   std::vector<std::string> lines;
   for (const auto& [key, value] : baseline.values) lines.push_back(key.id + " " + key.executor + " " + key.metric + " " + value);
@@ -203,6 +278,7 @@ Baseline parse_baseline(std::string_view text, std::string_view name) {
   Baseline baseline;
   std::string previous;
   int line_number = 0, content = 0;
+  int header_lines_skipped = 0;  // version 1 has no device line
   for (std::size_t begin = 0; begin < text.size();) {
     const std::size_t end = std::min(text.find('\n', begin), text.size());
     const std::string_view line = text.substr(begin, end - begin);
@@ -214,9 +290,11 @@ Baseline parse_baseline(std::string_view text, std::string_view name) {
       case 0:
         if (words.size() != 2 || words[0] != kMagic)
           fail(name, line_number, "not a baseline: the first line must be '" + std::string(kMagic) + " 1'");
-        if (words[1] != std::to_string(kBaselineVersion)) {
-          fail(name, line_number, "baseline version " + std::string(words[1]) + "; this program reads version 1");
+        if (words[1] != "1" && words[1] != std::to_string(kBaselineVersion)) {
+          fail(name, line_number, "baseline version " + std::string(words[1]) + "; this program reads versions 1 and 2");
         }
+        baseline.version = words[1] == "1" ? 1 : kBaselineVersion;
+        if (baseline.version == 1) ++header_lines_skipped;
         continue;
       case 1:
         if (words.size() != 2 || words[0] != "model" || !is_hex(words[1], 64)) fail(name, line_number, "expected 'model <sha256>'");
@@ -225,6 +303,12 @@ Baseline parse_baseline(std::string_view text, std::string_view name) {
       case 2:
         if (words.size() != 2 || words[0] != "set" || words[1].empty()) fail(name, line_number, "expected 'set <name>'");
         baseline.set = words[1];
+        content += header_lines_skipped;
+        continue;
+      case 3:
+        if (words.size() < 2 || words[0] != "device" || words[1].empty())
+          fail(name, line_number, "expected 'device <name>' or 'device none'");
+        baseline.device = line.substr(words[0].size() + 1);
         continue;
       default:
         break;
@@ -244,7 +328,7 @@ Baseline parse_baseline(std::string_view text, std::string_view name) {
     }
     if (!baseline.values.emplace(key, words[3]).second) fail(name, line_number, "this case, executor and metric were given before");
   }
-  if (content < 3) fail(name, line_number, "the header is incomplete: version, model and set are needed");
+  if (content < 4) fail(name, line_number, "the header is incomplete: version, model, set and device are needed");
   if (baseline.values.empty()) fail(name, line_number, "the baseline holds no case");
   return baseline;
 }

@@ -1,21 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 // Baselines: what a sweep gave when somebody last looked and agreed. Text, committed, reviewed by diff, updated by one explicit command.
 //
-//     loopgauge-baseline 1
+//     loopgauge-baseline 2
 //     model 4598aa90855a14cf492ab3dfa7c86cd45a49b4b37d2eac42ce741adfbbf876c8
 //     set ci
+//     device NVIDIA H200, driver 570.1
 //     serial/t0s0q1:rolling:serial_aligned/seven reference digest 0f3a9d0c11b2e4d7
 //     serial/t0s0q1:rolling:serial_aligned/seven reference kl_mean 0.000612[0.0002,0.0011]
 //     serial/t0s0q1:rolling:serial_aligned/seven reference memory.steady 1830912
 //
-// Three header lines, then one line per case, executor and metric: `<case id> <executor> <metric> <value>`, sorted by bytes, distinct,
-// single spaces. Lines that begin with '#' and blank lines are ignored. A value is the first 16 hex digits of a SHA-256, an integer
-// (bytes), or a number with its 95 % interval.
+// Four header lines, then one line per case, executor and metric: `<case id> <executor> <metric> <value>`, sorted by bytes, distinct,
+// single spaces. Lines that begin with '#' and blank lines are ignored. `device` is where the values of the optimized column come from,
+// `none` without such values. A value is the first 16 hex digits of a SHA-256, an integer (bytes), or a number with its 95 % interval
+// (time: the median with the least and the largest). Version 1 has no device line and fewer metrics, and is read too.
 #pragma once
 
 #include <compare>
 #include <filesystem>
 #include <map>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -23,7 +26,7 @@
 
 namespace loopgauge::harness {
 
-inline constexpr int kBaselineVersion = 1;
+inline constexpr int kBaselineVersion = 2;
 
 struct BaselineKey {
   std::string id;
@@ -33,23 +36,33 @@ struct BaselineKey {
 };
 
 struct Baseline {
+  int version = kBaselineVersion;  // of the text that it was read from
   std::string model_sha256;
   std::string set;
+  std::string device = "none";
   std::map<BaselineKey, std::string> values;
 };
 
-// What a metric's value is compared by.
+// What a metric's value is compared by (gate.hpp says how).
 enum class MetricKind {
   digest,        // equal or not
-  bytes,         // equal; fewer is better
+  bytes,         // at most the old ones
+  bound_ratio,   // error / bound nearest to its limit
   lower_better,  // a drift metric with an uncertainty
   higher_better,
+  time,  // seconds, median with spread
 };
+struct MetricInfo {
+  std::string_view name;
+  MetricKind kind;
+  int since_version;  // of baselines
+  std::string_view description;
+};
+std::span<const MetricInfo> baseline_metrics();
 // Throws FileError for a metric that this version does not know.
-MetricKind metric_kind(std::string_view metric);
+const MetricInfo& metric_info(std::string_view metric);
 
-// Metrics of one row of a report that passed: digest, digest.logits, kl_mean, first_token_kl, same_top1, bits_per_byte,
-// task_accuracy, memory.steady, memory.peak, as far as the row has them.
+// Metrics of one row of a report that passed, as far as the row has them.
 std::map<std::string, std::string> metrics_of(const CaseResult& row);
 
 // Rows that passed. Throws ConfigError for a report with a planted fault, with failed rows, with cases it did not reach or of some shards

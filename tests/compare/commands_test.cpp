@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "tests/harness_cli/process.hpp"
 
@@ -98,7 +99,7 @@ TEST(GateCommand, SweepUpdateGateAndARegression) {
   const ProcessResult update = run_program({"gate", report, "--baseline", baseline, "--update"});
   ASSERT_EQ(update.exit_code, 0) << update.err;
   const std::string text = read_file(baseline);
-  EXPECT_TRUE(text.starts_with("loopgauge-baseline 1\nmodel ")) << text;
+  EXPECT_TRUE(text.starts_with("loopgauge-baseline 2\nmodel ")) << text;
 
   const ProcessResult same = run_program({"gate", report, "--baseline", baseline});
   EXPECT_EQ(same.exit_code, 0) << same.out;
@@ -120,10 +121,52 @@ TEST(GateCommand, SweepUpdateGateAndARegression) {
   EXPECT_EQ(missing.exit_code, 5);
   EXPECT_TRUE(contains(missing.out, "missing  split/t0s0q0/seven reference: the report lacks this case")) << missing.out;
 
+  const std::string issues = folder / "known.txt";
+  write_file(issues, "loopgauge-known-issues 1\n2030-01-01 split/* reference case the plan is being rewritten\n");
+  const ProcessResult known =
+      run_program({"gate", report, "--baseline", baseline, "--known-issues", issues, "--today", "2030-01-01", "--annotations", "github"});
+  EXPECT_EQ(known.exit_code, 0) << known.out << known.err;
+  EXPECT_TRUE(contains(known.out, "::warning title=loopgauge known::split/t0s0q0/seven reference: ")) << known.out;
+  EXPECT_EQ(run_program({"gate", report, "--baseline", baseline, "--known-issues", issues, "--today", "2030-01-02"}).exit_code, 5);
+  EXPECT_EQ(run_program({"gate", report, "--baseline", baseline, "--today", "someday"}).exit_code, 2);
+  EXPECT_EQ(run_program({"gate", report, "--baseline", baseline, "--annotations", "other"}).exit_code, 2);
+  EXPECT_EQ(run_program({"gate", report, "--baseline", baseline, "--known-issues", folder / "none.txt"}).exit_code, 3);
+  EXPECT_EQ(run_program({"gate", report, "--baseline", baseline, "--prune"}).exit_code, 2);
+
+  // An update keeps the case that this report lacks, unless told otherwise.
+  const ProcessResult kept = run_program({"gate", report, "--baseline", baseline, "--update"});
+  EXPECT_TRUE(contains(kept.out, "0 cases updated, 0 new, 1 kept that the report lacks")) << kept.out << kept.err;
+  EXPECT_TRUE(contains(read_file(baseline), "split/t0s0q0/seven")) << read_file(baseline);
+  EXPECT_EQ(run_program({"gate", report, "--baseline", baseline, "--update", "--prune"}).exit_code, 0);
+  EXPECT_EQ(read_file(baseline), text);
+
   write_file(baseline, "not a baseline\n");
   EXPECT_EQ(run_program({"gate", report, "--baseline", baseline}).exit_code, 3);
   EXPECT_EQ(run_program({"gate", folder / "none.h5", "--baseline", baseline}).exit_code, 3);
   EXPECT_EQ(run_program({"gate", report}).exit_code, 2);
+}
+
+// The example workflows give only flags that there are.
+TEST(GateCommand, WorkflowsUseWhatExists) {
+  int commands = 0;
+  for (const char* name : {"gate-cpu.yml", "gate-gpu.yml"}) {
+    std::istringstream lines(read_file(std::string(LOOPGAUGE_SOURCE_DIR) + "/reports/ci/" + name));
+    for (std::string line; std::getline(lines, line);) {
+      const std::size_t at = line.find("harness/loopgauge ");
+      if (at == std::string::npos) continue;
+      ++commands;
+      std::istringstream words(line.substr(at));
+      std::string program, verb;
+      words >> program >> verb;
+      const ProcessResult help = run_program({verb, "--help"});
+      EXPECT_EQ(help.exit_code, 0) << line;
+      for (std::string word; words >> word;) {
+        if (!word.starts_with("--")) continue;
+        EXPECT_TRUE(contains(help.out, word)) << name << ": " << line;
+      }
+    }
+  }
+  EXPECT_EQ(commands, 5);
 }
 
 TEST(GateCommand, AMutantsReportIsNeverABaseline) {

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 
 #include "models/error.hpp"
@@ -54,7 +55,7 @@ GateResult judge(const Report& report, const Report& before = sample()) { return
 TEST(Baseline, TextIsSortedAndReadsBack) {
   const Baseline baseline = baseline_of(sample());
   const std::string text = baseline_text(baseline);
-  EXPECT_EQ(text.substr(0, text.find('\n')), "loopgauge-baseline 1");
+  EXPECT_EQ(text.substr(0, text.find('\n')), "loopgauge-baseline 2");
   EXPECT_NE(text.find("\nserial/t0s0q0/seven reference kl_mean 0.01[0.008,0.012]\n"), std::string::npos) << text;
   EXPECT_NE(text.find("\nserial/t0s0q0/seven reference memory.steady 150\n"), std::string::npos) << text;
   EXPECT_NE(text.find("\nserial/t0s0q0/seven reference first_token_kl 0.3\n"), std::string::npos) << text;
@@ -62,6 +63,7 @@ TEST(Baseline, TextIsSortedAndReadsBack) {
   EXPECT_EQ(back.values, baseline.values);
   EXPECT_EQ(back.model_sha256, kModel);
   EXPECT_EQ(back.set, "ci");
+  EXPECT_EQ(back.device, "none");
   EXPECT_EQ(baseline_text(back), text);
 }
 
@@ -79,9 +81,11 @@ TEST(Baseline, MalformedTextsAreRefusedWithTheLine) {
   EXPECT_EQ(message("# remark\n\n" + good), "accepted");
   EXPECT_NE(message("").find("header is incomplete"), std::string::npos);
   EXPECT_NE(message("something else\n").find("ci.txt:1: not a baseline"), std::string::npos);
-  EXPECT_NE(message("loopgauge-baseline 2\n").find("version 2"), std::string::npos);
+  EXPECT_NE(message("loopgauge-baseline 3\n").find("version 3"), std::string::npos);
   EXPECT_NE(message("loopgauge-baseline 1\nmodel xyz\n").find("ci.txt:2:"), std::string::npos);
   const std::string header = "loopgauge-baseline 1\nmodel " + kModel + "\nset ci\n";
+  EXPECT_NE(message("loopgauge-baseline 2\nmodel " + kModel + "\nset ci\na reference kl_mean 1\n").find("ci.txt:4: expected 'device"),
+            std::string::npos);
   EXPECT_NE(message(header).find("holds no case"), std::string::npos);
   EXPECT_NE(message(header + "a reference kl_mean\n").find("ci.txt:4: expected '<case id>"), std::string::npos);
   EXPECT_NE(message(header + "a  reference kl_mean 1\n").find("ci.txt:4:"), std::string::npos);
@@ -150,7 +154,7 @@ TEST(Gate, TheSameReportIsUnchanged) {
   EXPECT_EQ(result.passed, 2);
   for (const GateCase& judged : result.cases) EXPECT_EQ(judged.word, GateWord::unchanged);
   const std::string text = gate_text(result);
-  EXPECT_NE(text.find("2 unchanged, 0 new, 0 improved, 0 missing, 0 regression\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("2 unchanged, 0 new, 0 improved, 0 known, 0 missing, 0 regression\n"), std::string::npos) << text;
   EXPECT_TRUE(text.ends_with("2 passed, 0 failed, 0 skipped\n")) << text;
 }
 
@@ -171,19 +175,10 @@ TEST(Gate, WordsLimitsAndExitCodes) {
        "memory.steady: 150 -> 151, limit: at most 150 bytes"},
       {"one byte fewer", [](Report& r) { r.cases[0].memory[2].physical_bytes -= 1; }, GateWord::improved, 0, "memory.peak: 500 -> 499"},
       {"logical bytes", [](Report& r) { r.cases[0].memory[0].logical_bytes += 1; }, GateWord::unchanged, 0, "2 unchanged"},
-      // Both half widths are .002: the combined uncertainty is .00283.
-      {"drift within",
-       [](Report& r) {
-         auto& d = r.cases[0].drift_summary[0];
-         d.value = 0.0127, d.low = 0.0107, d.high = 0.0147;
-       },
-       GateWord::unchanged, 0, "2 unchanged"},
-      {"drift beyond",
-       [](Report& r) {
-         auto& d = r.cases[0].drift_summary[0];
-         d.value = 0.0130, d.low = 0.0110, d.high = 0.0150;
-       },
-       GateWord::regression, 1, "kl_mean: 0.01[0.008,0.012] -> 0.013[0.011,0.015], limit: change of at most 0.00282843"},
+      // The reference promises its bits: 2 % of .01.
+      {"drift within", [](Report& r) { r.cases[0].drift_summary[0].value = 0.0101; }, GateWord::unchanged, 0, "2 unchanged"},
+      {"drift five percent worse", [](Report& r) { r.cases[0].drift_summary[0].value *= 1.05; }, GateWord::regression, 1,
+       "kl_mean: 0.01[0.008,0.012] -> 0.0105[0.008,0.012], limit: change of at most 0.0002 (2 %: the same bits are promised)"},
       {"drift better",
        [](Report& r) {
          auto& d = r.cases[0].drift_summary[0];
@@ -203,8 +198,8 @@ TEST(Gate, WordsLimitsAndExitCodes) {
        },
        GateWord::improved, 0, "same_top1"},
       {"no interval, last digits", [](Report& r) { r.cases[0].drift_summary[1].value = 0.300002; }, GateWord::unchanged, 0, "2 unchanged"},
-      {"no interval, worse", [](Report& r) { r.cases[0].drift_summary[1].value = 0.301; }, GateWord::regression, 1,
-       "first_token_kl: 0.3 -> 0.301"},
+      {"no interval, worse", [](Report& r) { r.cases[0].drift_summary[1].value = 0.31; }, GateWord::regression, 1,
+       "first_token_kl: 0.3 -> 0.31"},
       {"metric gone", [](Report& r) { r.cases[0].drift_summary.erase(r.cases[0].drift_summary.begin()); }, GateWord::missing, 5,
        "missing  serial/t0s0q1:rolling:serial_aligned/seven reference kl_mean: 0.01[0.008,0.012] -> none"},
       {"case gone", [](Report& r) { r.cases.erase(r.cases.begin()); }, GateWord::missing, 5, "the report lacks this case"},
@@ -258,7 +253,8 @@ TEST(Gate, OptimizedCasesWithoutADeviceAreStatedAndDecideNothing) {
   GateResult result = judge(report, before);
   EXPECT_EQ(result.exit_code, 0);
   EXPECT_EQ(result.skipped, 1);
-  EXPECT_NE(gate_text(result).find("2 unchanged, 0 new, 0 improved, 0 missing, 0 regression, 1 not run here\n"), std::string::npos);
+  EXPECT_NE(gate_text(result).find("2 unchanged, 0 new, 0 improved, 0 known, 0 missing, 0 regression, 1 not run here\n"),
+            std::string::npos);
   EXPECT_NE(gate_text(result).find("note  1 optimized cases were not run: no CUDA device"), std::string::npos) << gate_text(result);
   // With a device the same hole is missing coverage.
   report.meta.device_available = true;
@@ -287,6 +283,184 @@ TEST(Gate, WhatIsNotComparableIsNoRegression) {
   report = sample();
   report.meta.mutant = "early_flush";
   EXPECT_THROW(judge(report), FileError);
+}
+
+TEST(Baseline, VersionOneIsReadAndJudgesWhatItHolds) {
+  const std::string header = "loopgauge-baseline 1\nmodel " + kModel + "\nset ci\n";
+  const Baseline old = parse_baseline(header + "serial/t0s0q0/seven reference digest " + digest('1').substr(0, 16) + "\n", "old");
+  EXPECT_EQ(old.version, 1);
+  EXPECT_EQ(old.values.size(), 1u);
+  Report report = sample();
+  report.cases.erase(report.cases.begin());
+  report.cases[0].digests.push_back({"tokens", digest('4')});
+  const GateResult result = judge_report(report, old);
+  ASSERT_EQ(result.cases.size(), 1u);
+  for (const GateMetric& metric : result.cases[0].metrics) EXPECT_NE(metric.metric, "digest.decisions") << "it could not hold it";
+  EXPECT_NE(gate_text(result).find("note  the baseline is of version 1"), std::string::npos) << gate_text(result);
+}
+
+// --- policies ---------------------------------------------------------------------------------------------------------------------------
+
+CaseResult device_case(const std::string& id) {
+  CaseResult row = passing_case(id, "optimized");
+  row.digests.push_back({"tokens", digest('4')});
+  row.acceptance = {{0, 100, 80, 10, 0}, {1, 100, 60, 10, 0}};
+  row.timings = {{"run", 0, 1.00}, {"run", 1, 1.02}, {"run", 2, 1.04}};
+  ToleranceRow bound;
+  bound.operation = "linear";
+  bound.level = "operation";
+  bound.source = "candidate";
+  bound.verdict = "passed";
+  bound.error_over_bound = 0.4;
+  row.tolerance = {bound};
+  return row;
+}
+
+Report device_report(const std::string& device, int traces = 1) {
+  Report report = sample();
+  report.meta.device_available = true;
+  report.meta.device = device;
+  report.cases.clear();
+  for (int i = 0; i < traces; ++i) report.cases.push_back(device_case("serial/t1s0q0/trace" + std::to_string(i)));
+  return report;
+}
+
+TEST(Gate, PoliciesOfADeviceColumn) {
+  struct Policy {
+    const char* name;
+    std::function<void(CaseResult&)> apply;
+    GateWord same_device, other_device;
+  };
+  const Policy policies[] = {
+      {"nothing", [](CaseResult&) {}, GateWord::unchanged, GateWord::unchanged},
+      {"digest", [](CaseResult& r) { r.digests[0].sha256 = digest('9'); }, GateWord::regression, GateWord::unchanged},
+      {"a flipped token", [](CaseResult& r) { r.digests.back().sha256 = digest('9'); }, GateWord::regression, GateWord::unchanged},
+      {"a byte more", [](CaseResult& r) { ++r.memory[0].physical_bytes; }, GateWord::regression, GateWord::regression},
+      {"bound within", [](CaseResult& r) { r.tolerance[0].error_over_bound = 0.51; }, GateWord::unchanged, GateWord::unchanged},
+      {"bound beyond", [](CaseResult& r) { r.tolerance[0].error_over_bound = 0.53; }, GateWord::regression, GateWord::regression},
+      {"bound smaller", [](CaseResult& r) { r.tolerance[0].error_over_bound = 0.2; }, GateWord::improved, GateWord::improved},
+      // Both half widths are .002: together .00283.
+      {"drift by 5 %", [](CaseResult& r) { r.drift_summary[0].value *= 1.05; }, GateWord::regression, GateWord::unchanged},
+      {"drift beyond both intervals",
+       [](CaseResult& r) {
+         auto& d = r.drift_summary[0];
+         d.value = 0.0130, d.low = 0.0110, d.high = 0.0150;
+       },
+       GateWord::regression, GateWord::regression},
+      {"acceptance by a little", [](CaseResult& r) { r.acceptance[1].accepted = 55; }, GateWord::regression, GateWord::unchanged},
+      {"acceptance by much", [](CaseResult& r) { r.acceptance[1].accepted = 20; }, GateWord::regression, GateWord::regression},
+      {"slower within the spread", [](CaseResult& r) { r.timings[0].seconds = r.timings[1].seconds = r.timings[2].seconds = 1.09; },
+       GateWord::unchanged, GateWord::unchanged},
+      {"slower", [](CaseResult& r) { r.timings[0].seconds = r.timings[1].seconds = r.timings[2].seconds = 1.10; }, GateWord::regression,
+       GateWord::unchanged},
+      {"faster", [](CaseResult& r) { r.timings[0].seconds = r.timings[1].seconds = r.timings[2].seconds = 0.95; }, GateWord::improved,
+       GateWord::unchanged},
+  };
+  const Baseline baseline = baseline_of(device_report("H200"));
+  EXPECT_EQ(baseline.device, "H200");
+  for (const Policy& policy : policies) {
+    for (const bool same : {true, false}) {
+      Report report = device_report(same ? "H200" : "another");
+      policy.apply(report.cases[0]);
+      const GateResult result = judge_report(report, parse_baseline(baseline_text(baseline), "b"));
+      EXPECT_EQ(result.cases[0].word, same ? policy.same_device : policy.other_device)
+          << policy.name << (same ? "" : " on another device") << "\n"
+          << gate_text(result);
+      EXPECT_EQ(gate_text(result).find("ran on 'another', the baseline's on 'H200'") != std::string::npos, !same);
+    }
+  }
+}
+
+TEST(Gate, OnAnotherDeviceAChangeThatAllTracesShareIsFound) {
+  const Baseline baseline = baseline_of(device_report("H200", 6));
+  const auto judge_with = [&](const std::vector<double>& factors) {
+    Report report = device_report("another", 6);
+    for (std::size_t i = 0; i < factors.size(); ++i) report.cases[i].drift_summary[0].value *= factors[i];
+    return judge_report(report, baseline);
+  };
+  // Noise of either sign, a fifth of the value: nothing.
+  EXPECT_EQ(judge_with({1.2, 0.85, 1.1, 0.9, 1.05, 0.95}).exit_code, 0);
+  // Five percent more with a percent of noise: each trace is within its interval, all together are not.
+  const GateResult worse = judge_with({1.05, 1.04, 1.06, 1.05, 1.045, 1.055});
+  EXPECT_EQ(worse.exit_code, 1);
+  EXPECT_EQ(worse.cases.back().id, "t1s0q0 over 6 traces");
+  EXPECT_NE(gate_text(worse).find("regression  t1s0q0 over 6 traces optimized kl_mean: 1 -> 1.05["), std::string::npos) << gate_text(worse);
+  EXPECT_EQ(judge_with({0.95, 0.96, 0.94, 0.95, 0.955, 0.945}).cases.back().word, GateWord::improved);
+  EXPECT_EQ(judge_with({1.01, 1.011, 1.009, 1.01, 1.01, 1.01}).exit_code, 0) << "one percent is within two";
+}
+
+// --- known issues -----------------------------------------------------------------------------------------------------------------------
+
+constexpr const char* kIssues =
+    "loopgauge-known-issues 1\n"
+    "# until      case                 executor   metric    why\n"
+    "2027-01-31   serial/t0s0q1:*/*    reference  kl_mean   ticket 1: known\n"
+    "2027-01-31   *                    optimized  *         ticket 2: matches nothing\n";
+
+TEST(Gate, KnownIssuesLetARegressionPassUntilTheirDay) {
+  Report report = sample();
+  report.cases[0].drift_summary[0].value *= 2;
+  const Baseline baseline = baseline_of(sample());
+  const auto on = [&](const std::string& day, const std::string& text = kIssues) {
+    return judge_report(report, baseline, {parse_known_issues(text, "known"), day});
+  };
+  GateResult result = on("2027-01-31");
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_EQ(result.failed, 0);
+  EXPECT_EQ(result.skipped, 1);
+  EXPECT_NE(gate_text(result).find("known  serial/t0s0q1:rolling:serial_aligned/seven reference kl_mean: "), std::string::npos);
+  EXPECT_NE(gate_text(result).find("known until 2027-01-31: ticket 1: known"), std::string::npos) << gate_text(result);
+  EXPECT_NE(gate_text(result).find("known issue of line 4 (ticket 2: matches nothing) matches nothing: delete it"), std::string::npos);
+  result = on("2027-02-01");
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_NE(gate_text(result).find("has expired on 2027-01-31"), std::string::npos) << gate_text(result);
+  // Only what it names.
+  report.cases[0].digests[0].sha256 = digest('9');
+  EXPECT_EQ(on("2027-01-31").exit_code, 1);
+  // A case as a whole.
+  report = sample();
+  report.cases.pop_back();
+  EXPECT_EQ(on("2027-01-31").exit_code, 5);
+  const std::string whole = "loopgauge-known-issues 1\n2027-01-31 serial/t0s0q0/seven * case ticket 3\n";
+  result = on("2027-01-31", whole);
+  EXPECT_EQ(result.exit_code, 0) << gate_text(result);
+}
+
+TEST(Gate, MalformedKnownIssuesAreRefusedWithTheLine) {
+  const auto message = [](const std::string& text) -> std::string {
+    try {
+      parse_known_issues(text, "known.txt");
+    } catch (const FileError& error) {
+      return error.what();
+    }
+    return "accepted";
+  };
+  const std::string header = "loopgauge-known-issues 1\n";
+  EXPECT_EQ(message(header), "accepted");
+  EXPECT_EQ(message(kIssues), "accepted");
+  EXPECT_NE(message("").find("the first line must be"), std::string::npos);
+  EXPECT_NE(message("loopgauge-known-issues 2\n").find("known.txt:1: not a list of known issues"), std::string::npos);
+  EXPECT_NE(message(header + "2027-02-30 * * * why\n").find("known.txt:2: '2027-02-30' is not a date"), std::string::npos);
+  EXPECT_NE(message(header + "tomorrow * * * why\n").find("is not a date"), std::string::npos);
+  EXPECT_NE(message(header + "2027-02-01 * * *\n").find("expected '<until>"), std::string::npos);
+}
+
+TEST(Gate, AnnotationsAreEscapedAndLimited) {
+  Report report = sample();
+  report.cases[0].status = CaseStatus::failed;
+  report.cases[0].reason = "50 % of\nall";
+  report.cases.push_back(passing_case("split/t0s0q0/seven"));
+  const std::string text = github_annotations(judge(report));
+  EXPECT_EQ(text,
+            "::error title=loopgauge regression::serial/t0s0q1:rolling:serial_aligned/seven reference: 50 %25 of%0Aall\n"
+            "::notice title=loopgauge new::split/t0s0q0/seven reference\n");
+  report = sample();
+  for (CaseResult& row : report.cases) {
+    for (DigestRow& entry : row.digests) entry.sha256 = digest('9');
+  }
+  const std::string many = github_annotations(judge(report), 3);
+  EXPECT_EQ(std::count(many.begin(), many.end(), '\n'), 4);
+  EXPECT_NE(many.find("::error title=loopgauge::1 more"), std::string::npos) << many;
 }
 
 }  // namespace
