@@ -171,6 +171,8 @@ class ReportPage(unittest.TestCase):
                 self.assertTrue(node.get("name", {}).get("value"), f"a {role} without a name")
                 named += 1
             self.assertGreater(named, expected)
+        boxes = self.ask("[...document.querySelectorAll('.scroll')].filter((node) => node.clientWidth > 0 && (node.scrollWidth > node.clientWidth) !== (node.tabIndex === 0)).length")
+        self.assertEqual(boxes, 0, "what scrolls sideways is a stop of the keyboard, what does not is none")
         levels = self.ask("[...document.querySelectorAll('main :is(h1, h2, h3)')].map((node) => Number(node.tagName[1]))")
         self.assertEqual(levels[0], 1)
         self.assertTrue(all(b - a <= 1 for a, b in zip(levels, levels[1:])), "no level of headings is left out")

@@ -71,8 +71,18 @@ function table(columns, rows, options = {}) {
     el("thead", { role: "rowgroup" }, head), el("tbody", { role: "rowgroup" }, body));
 }
 
+// A box that scrolls sideways when its content is too wide, and only then is a stop of the keyboard.
+const scrollObserver = new ResizeObserver((entries) => {
+  for (const { target } of entries) {
+    if (target.scrollWidth > target.clientWidth) target.setAttribute("tabindex", "0");
+    else target.removeAttribute("tabindex");
+  }
+});
+
 function scrollable(label, ...children) {
-  return el("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": label }, ...children);
+  const node = el("div", { class: "scroll", role: "group", "aria-label": label }, ...children);
+  scrollObserver.observe(node);
+  return node;
 }
 
 function unfold(summary, make) {

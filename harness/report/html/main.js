@@ -42,8 +42,5 @@ caseDialog.addEventListener("close", () => {
 caseDialog.addEventListener("click", (event) => {
   if (event.target === caseDialog) caseDialog.close();
 });
-addEventListener("beforeprint", () => {
-  for (const node of document.querySelectorAll(".flips details, figure details")) node.open = false;
-});
 route();
 document.documentElement.dataset.ready = "true";
