@@ -60,14 +60,13 @@ TEST(DumpFile, RoundTripHasTheSameDigests) {
   EXPECT_EQ(folder.names(), std::vector<std::string>{"d.h5"});
 }
 
-// Dense models may have fewer loops; the deeper ones leave no tensors.
 TEST(DumpFile, OutcomesAndExecutionsComeBack) {
   const test::Folder folder;
   RunRecord record = hand_made_record();
-  RequestRecord& completed = record.requests[0];
-  completed.executions.assign(static_cast<std::size_t>(completed.prompt_length + completed.fed) * kLoops, 1);
-  completed.executions[5] = 0;
-  completed.executions[7] = 2;
+  std::vector<std::uint8_t> executions(static_cast<std::size_t>(record.requests[0].prompt_length + record.requests[0].fed) * kLoops, 1);
+  executions[5] = 0;
+  executions[7] = 2;
+  record.requests[0].executions = executions;
   // Cancelled in the prompt, and with one of two tokens forwarded.
   RequestRecord in_prompt;
   in_prompt.outcome = RequestOutcome::cancelled;
@@ -89,7 +88,7 @@ TEST(DumpFile, OutcomesAndExecutionsComeBack) {
   EXPECT_EQ(digests(read), digests(record));
   ASSERT_EQ(read.requests.size(), 4u);
   EXPECT_EQ(read.requests[0].outcome, RequestOutcome::completed);
-  EXPECT_EQ(read.requests[0].executions, completed.executions);
+  EXPECT_EQ(read.requests[0].executions, executions);
   EXPECT_TRUE(read.requests[1].executions.empty());
   EXPECT_EQ(read.requests[2].outcome, RequestOutcome::cancelled);
   EXPECT_EQ(read.requests[2].fed, 0);
@@ -108,6 +107,7 @@ TEST(DumpFile, OutcomesAndExecutionsDoNotChangeDigests) {
   EXPECT_EQ(digests(record), before);
 }
 
+// Dense models may have fewer loops; the deeper ones leave no tensors.
 TEST(DumpFile, RoundTripOfAModelOfTwoLoops) {
   RunRecord record = hand_made_record();
   record.config_json = R"({"loops":2})";
