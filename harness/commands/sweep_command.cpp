@@ -330,7 +330,7 @@ void add_sweep_command(CLI::App& app, int& exit_code) {
       ->add_flag("--list-mutants", options->list_mutants,
                  "Print the faults: name, switches and mode that they need, executors that can plant them, description")
       ->excludes(mutant);
-  command->add_option("--output", options->output, "console, json, csv")->type_name("FORMAT")->capture_default_str();
+  command->add_option("--output", options->output, "console, json, csv, markdown")->type_name("FORMAT")->capture_default_str();
   command->footer(
       "Examples:\n"
       "  loopgauge sweep --set smoke --report smoke.h5\n"

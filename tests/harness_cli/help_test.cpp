@@ -18,7 +18,7 @@ const std::map<std::string, std::vector<std::string>> kFlags{
     {"list", {"--set", "--traces", "--filter", "--shard", "--mode", "--illegal", "--output"}},
     {"bench", {"--executor", "--switches", "--context", "--repeat", "--seed", "--profile", "--checkpoint", "--output"}},
     {"explain", {"CASE"}},
-    {"report", {"--json", "--csv", "merge"}},
+    {"report", {"--json", "--csv", "--markdown", "--html", "--junit", "--json-schema", "merge"}},
     {"gate", {"--baseline"}},
     {"trace", {"record", "info", "validate"}},
     {"model", {"info", "synth"}},
