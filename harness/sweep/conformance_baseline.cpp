@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "harness/sweep/conformance_baseline.hpp"
 
+#include <algorithm>
 #include <span>
 #include <utility>
 #include <vector>
@@ -57,9 +58,13 @@ ObservedRun run_observed(Executor& executor, const Case& value, const Trace& tra
   return result;
 }
 
+bool keeps_planes(const RunRecord& record) {
+  return std::none_of(record.requests.begin(), record.requests.end(), [](const RequestRecord& request) { return request.kv.empty(); });
+}
+
 std::vector<PooledDistance> observed_distances(const ObservedRun& reference, const ObservedRun& run, const ModelConfig& model) {
   std::vector<PooledDistance> distances = pooled_distances(reference.record, run.record);
-  if (reference.keys != nullptr && run.keys != nullptr) {
+  if (reference.keys != nullptr && run.keys != nullptr && keeps_planes(run.record)) {
     PooledDistance keys = key_logit_distance(reference.record, run.record, model, {reference.keys.get(), run.keys.get()});
     if (!keys.ascending.empty() || keys.non_finite > 0) distances.push_back(std::move(keys));
   }

@@ -49,7 +49,10 @@ ObservedRun run_observed(Executor& executor, const Case& value, const Trace& tra
 ConformanceBaseline make_conformance_baseline(Executor& reference, const Checkpoint& checkpoint, const Case& value, const Trace& trace,
                                               std::optional<ObservedRun> known);
 
-// pooled_distances, and "key_logits" where both runs carry a KeyLogitTap.
+// Every request of the record has K/V planes: key logits are made of them.
+bool keeps_planes(const RunRecord& record);
+
+// pooled_distances, and "key_logits" where both runs carry a KeyLogitTap and the run its planes.
 std::vector<PooledDistance> observed_distances(const ObservedRun& reference, const ObservedRun& run, const ModelConfig& model);
 
 // Hands baselines from the threads that make them to the one that compares.

@@ -211,7 +211,8 @@ Decisions judge_teacher_forced(const ObservedRun& run, const ConformanceBaseline
     row.checks.push_back(failed_check(kTeacherForcedCheck, text));
     return {};
   }
-  Decisions decisions = find_flips(reference, run.record, config, model, {base.reference.keys.get(), run.keys.get()});
+  Decisions decisions =
+      find_flips(reference, run.record, config, model, {base.reference.keys.get(), keeps_planes(run.record) ? run.keys.get() : nullptr});
   explain_flips(decisions, base.limits);
   const std::vector<DistanceVerdict> verdicts =
       judge_teacher_forced_distances(observed_distances(base.reference, run, model), base.teacher_forced);
@@ -247,7 +248,7 @@ void judge_conformance(Executor& candidate, const Checkpoint& checkpoint, const 
   const EffectiveConfig config = EffectiveConfig::resolve(value.config, checkpoint.config);
   const bool forced_by_trace = all_forced(trace);
 
-  OperationTap tap(sampled_positions(base.reference.record, checkpoint.config));
+  OperationTap tap(sampled_positions(base.reference.record, checkpoint.config), sampled_key_ranges(base.reference.record));
   const ObservedRun observed = run_observed(candidate, value, base.forced, checkpoint, Profile::declared, nullptr, &tap);
   if (forced_by_trace) {
     const RecordComparison comparison = compare_records(own, observed.record, config.window());

@@ -12,6 +12,7 @@
 #include "models/spec/op_list.hpp"
 #include "reference/numeric/bfloat16.hpp"
 #include "reference/ops/attention.hpp"
+#include "reference/ops/codec.hpp"
 #include "reference/ops/exit_gate.hpp"
 #include "reference/ops/linear.hpp"
 #include "reference/ops/rms_norm.hpp"
@@ -93,7 +94,10 @@ class Errors {
       else {
         errors.max_absolute = std::fmax(errors.max_absolute, absolute);
         errors.square_sum += absolute * absolute;
-        errors.ulps.push_back(absolute / spec::ulp(std::fmax(std::fabs(double{e}), std::fabs(double{a})), spec->format));
+        // Of integers, codes and positions, the distance itself.
+        const bool integer = spec->format == spec::Format::int4 || spec->format == spec::Format::int32;
+        const double spacing = integer ? 0.0 : spec::ulp(std::fmax(std::fabs(double{e}), std::fabs(double{a})), spec->format);
+        errors.ulps.push_back(spacing > 0.0 ? absolute / spacing : absolute);
       }
       if (ratio > errors.largest_ratio || errors.element < 0) {
         errors.largest_ratio = ratio;
@@ -468,7 +472,154 @@ class RowCheck {
   float scale_;
 };
 
+// Groups of sealed blocks are encoded again from the rows that the candidate showed: codes and parameters, bit for bit.
+class CodecCheck {
+ public:
+  CodecCheck(const ModelConfig& model, const OperationTap& tap, const RequestRecord& record, int request, Errors& errors)
+      : model_(model), tap_(tap), record_(record), request_(request), errors_(errors) {}
+
+  void run() {
+    const auto at = static_cast<std::size_t>(request_);
+    for (const CodecBlock& block : record_.blocks) {
+      for (int loop = 1; loop <= kLoops; ++loop) {
+        const std::size_t layers = block.streams[static_cast<std::size_t>(loop - 1)].layers.size();
+        for (int layer = 0; layer < static_cast<int>(layers); ++layer) {
+          for (const int position : tap_.positions()[at]) check_values(block, loop, layer, position);
+          check_keys(block, loop, layer, tap_.key_range(at));
+        }
+      }
+    }
+  }
+
+ private:
+  // X_hat of one head after the first `loops` streams; empty without any. [head_dim]
+  Row reconstruct(const CodecBlock& block, int loops, int layer, bool key, int head, int position) const {
+    const auto dim = static_cast<std::size_t>(model_.head_dim), parts = (dim + kGroupSize - 1) / kGroupSize;
+    Row x;
+    for (int loop = 1; loop <= loops; ++loop) {
+      const CodecStream& stream = block.streams[static_cast<std::size_t>(loop - 1)];
+      const auto found = std::lower_bound(stream.rows.begin(), stream.rows.end(), position);
+      if (found == stream.rows.end() || *found != position) continue;  // inherits
+      const auto row = static_cast<std::size_t>(found - stream.rows.begin());
+      const CodecLayer& codec = stream.layers.at(static_cast<std::size_t>(layer));
+      const auto codes = (key ? codec.k_codes : codec.v_codes).row(head).subspan(row * dim, dim);
+      const auto low = (key ? codec.k_min : codec.v_min).row(head), scale = (key ? codec.k_scale : codec.v_scale).row(head);
+      const bool base = !x.empty();
+      x.resize(dim);
+      for (std::size_t d = 0; d < dim; ++d) {
+        const std::size_t parameter = key ? row / kGroupSize * dim + d : row * parts + d / kGroupSize;
+        const float decoded = reference::decode_value(codes[d], low[parameter], scale[parameter]);
+        x[d] = base ? x[d] + decoded : decoded;
+      }
+    }
+    return x;
+  }
+
+  // What stream `loop` encodes of one head of a row; empty when the row was not observed.
+  Row target(const CodecBlock& block, int loop, int layer, bool key, int head, int position) const {
+    const Row* x = tap_.find(request_, position, loop, layer, key ? "rope.k" : "linear.v_proj");
+    if (x == nullptr) return {};
+    const auto first = x->begin() + static_cast<std::ptrdiff_t>(head) * model_.head_dim;
+    Row result(first, first + model_.head_dim);
+    const Row base = reconstruct(block, loop - 1, layer, key, head, position);
+    for (std::size_t d = 0; d < base.size(); ++d) result[d] -= base[d];
+    return result;
+  }
+
+  struct Group {
+    Row codes, low, scale;
+  };
+  static void encode(std::span<const float> values, Group& expected) {
+    std::vector<std::uint8_t> codes(values.size());
+    const auto group = reference::encode_group(values.data(), 1, static_cast<int>(values.size()), codes.data());
+    expected.codes.insert(expected.codes.end(), codes.begin(), codes.end());
+    expected.low.push_back(group.min16);
+    expected.scale.push_back(group.scale16);
+  }
+  void compare(const char* tensor, int loop, const DistancePlace& place, const Group& expected, const Group& actual) {
+    errors_.compare("residual_encode", "codes", std::string(tensor) + "_codes", loop, place, expected.codes, actual.codes);
+    errors_.compare("residual_encode", "lo16", std::string(tensor) + "_min", loop, place, expected.low, actual.low);
+    errors_.compare("residual_encode", "scale16", std::string(tensor) + "_scale", loop, place, expected.scale, actual.scale);
+  }
+
+  // The V groups of one row.
+  void check_values(const CodecBlock& block, int loop, int layer, int position) {
+    const CodecStream& stream = block.streams[static_cast<std::size_t>(loop - 1)];
+    const auto found = std::lower_bound(stream.rows.begin(), stream.rows.end(), position);
+    if (found == stream.rows.end() || *found != position) return;
+    const auto row = static_cast<std::size_t>(found - stream.rows.begin()), dim = static_cast<std::size_t>(model_.head_dim);
+    const std::size_t parts = (dim + kGroupSize - 1) / kGroupSize;
+    const CodecLayer& codec = stream.layers[static_cast<std::size_t>(layer)];
+    for (int head = 0; head < model_.heads; ++head) {
+      const Row values = target(block, loop, layer, false, head, position);
+      if (values.empty()) return;
+      Group expected, actual;
+      for (std::size_t begin = 0; begin < dim; begin += kGroupSize)
+        encode(std::span(values).subspan(begin, std::min<std::size_t>(kGroupSize, dim - begin)), expected);
+      const auto codes = codec.v_codes.row(head).subspan(row * dim, dim);
+      const auto low = codec.v_min.row(head).subspan(row * parts, parts), scale = codec.v_scale.row(head).subspan(row * parts, parts);
+      actual = {Row(codes.begin(), codes.end()), Row(low.begin(), low.end()), Row(scale.begin(), scale.end())};
+      compare("v", loop, {request_, position, layer, head}, expected, actual);
+    }
+  }
+
+  // The K groups whose rows all lie in `range`.
+  void check_keys(const CodecBlock& block, int loop, int layer, PositionRange range) {
+    const CodecStream& stream = block.streams[static_cast<std::size_t>(loop - 1)];
+    const auto dim = static_cast<std::size_t>(model_.head_dim);
+    const CodecLayer& codec = stream.layers[static_cast<std::size_t>(layer)];
+    for (std::size_t begin = 0; begin < stream.rows.size(); begin += kGroupSize) {
+      const std::size_t count = std::min<std::size_t>(kGroupSize, stream.rows.size() - begin);
+      if (stream.rows[begin] < range.begin || stream.rows[begin + count - 1] >= range.end) continue;
+      for (int head = 0; head < model_.heads; ++head) {
+        std::vector<Row> rows;
+        for (std::size_t i = 0; i < count; ++i) {
+          rows.push_back(target(block, loop, layer, true, head, stream.rows[begin + i]));
+          if (rows.back().empty()) return;
+        }
+        Group expected, actual;
+        const auto codes = codec.k_codes.row(head);
+        for (std::size_t d = 0; d < dim; ++d) {
+          Row channel;
+          for (std::size_t i = 0; i < count; ++i) {
+            channel.push_back(rows[i][d]);
+            actual.codes.push_back(codes[(begin + i) * dim + d]);
+          }
+          encode(channel, expected);
+        }
+        const auto low = codec.k_min.row(head).subspan(begin / kGroupSize * dim, dim);
+        const auto scale = codec.k_scale.row(head).subspan(begin / kGroupSize * dim, dim);
+        actual.low.assign(low.begin(), low.end());
+        actual.scale.assign(scale.begin(), scale.end());
+        compare("k", loop, {request_, stream.rows[begin], layer, head}, expected, actual);
+      }
+    }
+  }
+
+  const ModelConfig& model_;
+  const OperationTap& tap_;
+  const RequestRecord& record_;
+  int request_;
+  Errors& errors_;
+};
+
 }  // namespace
+
+std::vector<PositionRange> sampled_key_ranges(const RunRecord& record) {
+  std::vector<PositionRange> ranges;
+  for (const RequestRecord& request : record.requests) {
+    // The shortest block: in one of at most 64 positions every group of every stream is complete.
+    const auto shortest = std::min_element(request.blocks.begin(), request.blocks.end(), [](const CodecBlock& a, const CodecBlock& b) {
+      return a.positions.size() < b.positions.size();
+    });
+    if (shortest == request.blocks.end()) {
+      ranges.push_back({});
+    } else {
+      ranges.push_back({shortest->positions.begin, std::min(shortest->positions.end, shortest->positions.begin + kGroupSize)});
+    }
+  }
+  return ranges;
+}
 
 std::vector<std::vector<int>> sampled_positions(const RunRecord& record, const ModelConfig& model) {
   const double row_bytes =
@@ -496,7 +647,9 @@ std::vector<std::vector<int>> sampled_positions(const RunRecord& record, const M
 
 void OperationTap::record(const TapPoint& point, std::span<const float> values) {
   const auto& wanted = positions_.at(static_cast<std::size_t>(point.request));
-  if (!std::binary_search(wanted.begin(), wanted.end(), point.position)) return;
+  const PositionRange keys = key_range(static_cast<std::size_t>(point.request));
+  const bool key = point.operation == "rope.k" && point.position >= keys.begin && point.position < keys.end;
+  if (!key && !std::binary_search(wanted.begin(), wanted.end(), point.position)) return;
   rows_[{point.request, point.position, point.loop, point.layer, std::string(point.operation)}].assign(values.begin(), values.end());
 }
 
@@ -520,6 +673,7 @@ std::vector<OperationErrors> OperationReference::check(const OperationTap& tap, 
       RowCheck(parts_->model, parts_->weights, rope, tap, record, trace.requests.at(i), config, static_cast<int>(i), position, errors)
           .run();
     }
+    CodecCheck(parts_->model, tap, record.requests.at(i), static_cast<int>(i), errors).run();
   }
   return errors.take();
 }

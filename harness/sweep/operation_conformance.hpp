@@ -4,8 +4,9 @@
 // an earlier operation enters, so a fault shows where it is, however small its effect on the result.
 //
 // Inputs come from the observed rows and from the record (K/V planes, hidden rows). Attention is checked where the record holds K/V as the
-// row read it: always with Q off, and with Q on for rows that saw the frontier of the end of the run. Encoding and its inverse are
-// bit-exact and checked on whole records by the audit.
+// row read it: always with Q off, and with Q on for rows that saw the frontier of the end of the run. Encoding is checked where all rows of
+// a group were observed: V groups of the sampled rows, K groups of one stretch of a sealed block. Its inverse is checked on whole records
+// by the audit.
 #pragma once
 
 #include <cstdint>
@@ -25,18 +26,26 @@ namespace loopgauge::harness {
 // Rows whose operations are checked, by request: prompt rows, among them some that execute loop 4, and decode rows, evenly spaced.
 std::vector<std::vector<int>> sampled_positions(const RunRecord& record, const ModelConfig& model);
 
-// Keeps every observed row of the sampled positions. Attach to a run of the trace that the sample was taken from.
+// By request, up to 64 positions of a sealed block, whose keys are kept so that the K groups in them can be encoded again. Empty ranges
+// where nothing is encoded.
+std::vector<PositionRange> sampled_key_ranges(const RunRecord& record);
+
+// Keeps every observed row of the sampled positions, and the keys of the given ranges. Attach to a run of the trace that the sample was
+// taken from.
 class OperationTap : public Tap {
  public:
-  explicit OperationTap(std::vector<std::vector<int>> positions) : positions_(std::move(positions)) {}
+  explicit OperationTap(std::vector<std::vector<int>> positions, std::vector<PositionRange> key_ranges = {})
+      : positions_(std::move(positions)), key_ranges_(std::move(key_ranges)) {}
   void record(const TapPoint& point, std::span<const float> values) override;
 
   const std::vector<std::vector<int>>& positions() const { return positions_; }
+  PositionRange key_range(std::size_t request) const { return request < key_ranges_.size() ? key_ranges_[request] : PositionRange{}; }
   // Null when the row was not observed. Layer -1: outside layers; loop 0: embedding.
   const std::vector<float>* find(int request, int position, int loop, int layer, std::string_view operation) const;
 
  private:
   std::vector<std::vector<int>> positions_;  // ascending
+  std::vector<PositionRange> key_ranges_;
   std::map<std::tuple<int, int, int, int, std::string>, std::vector<float>, std::less<>> rows_;
 };
 
