@@ -58,13 +58,13 @@ struct ModeSpec {
   int draft_depth = 2;              // block_spec, pipeline_spec: loops of the draft
   int draft_length = 4;             // block_spec: drafted tokens a round (K)
 
-  bool prefix = false;              // completed windows are published and reused
-  bool encoded_prefix = false;      // prefix: encoded, not as BF16 planes
-  int published_windows = 0;        // prefix: most windows published at once; 0 = no limit
-  bool preempt = false;             // requests are preempted and resumed
-  int preempt_loops = 3;            // preempt: loops of a request between two preemptions
-  bool async = false;               // two submissions in flight
-  bool graph = false;               // decode steps are replayed from captured graphs
+  bool prefix = false;          // completed windows are published and reused
+  bool encoded_prefix = false;  // prefix: encoded, not as BF16 planes
+  int published_windows = 0;    // prefix: most windows published at once; 0 = no limit
+  bool preempt = false;         // requests are preempted and resumed
+  int preempt_loops = 3;        // preempt: loops of a request between two preemptions
+  bool async = false;           // two submissions in flight
+  bool graph = false;           // decode steps are replayed from captured graphs
   bool operator==(const ModeSpec&) const = default;
 };
 
@@ -148,15 +148,15 @@ inline constexpr float kEnumeratedExitThreshold = 0.5f;
 //   exits:    full; for a trace whose name begins with "exit-" also exit=threshold0.5; for a trace with has_exit_depths also exit=trace
 //   window:   the trace's
 //   modes:    `modes`; when empty those of the trace
-// Everything else has its default. Illegal combinations (prefix under streaming, async with a threshold) are no cases; a mode that is illegal
-// everywhere, or not available, raises what require_runnable raises.
+// Everything else has its default. Illegal combinations (prefix under streaming, async with a threshold) are no cases; a mode that is
+// illegal everywhere, or not available, raises what require_runnable raises.
 std::vector<Case> enumerate_cases(std::span<const CaseTrace> traces, std::span<const ModeSpec> modes);
 
 // Glob over a whole id: `*` any characters, `/` included, `?` one character, anything else itself.
 bool glob_match(std::string_view pattern, std::string_view text);
 
-// A case belongs to the shard given by a hash of its id, so that membership does not depend on the set, the filter or the order; the n shards
-// partition any list of cases.
+// A case belongs to the shard given by a hash of its id, so that membership does not depend on the set, the filter or the order; the n
+// shards partition any list of cases.
 bool in_shard(std::string_view id, const Shard& shard);
 
 }  // namespace loopgauge::harness

@@ -51,7 +51,7 @@ std::vector<ModeSpec> default_modes() { return {ModeSpec{}, ModeSpec{.schedule =
 
 std::vector<Case> enumerate_cases(std::span<const CaseTrace> traces, std::span<const ModeSpec> modes) {
   std::vector<Case> cases;
-  std::vector<Case> refused;            // the first of every mode
+  std::vector<Case> refused;  // the first of every mode
   std::vector<ModeSpec> with_cases;
   const auto contains = [](const auto& list, const auto& matches) { return std::any_of(list.begin(), list.end(), matches); };
   for (const CaseTrace& trace : traces) {

@@ -26,7 +26,9 @@ TraceSet read_named_set(const std::string& set) {
   return read_set(is_file ? std::filesystem::path(set) : data_directory() / "sets" / (set + ".txt"));
 }
 
-bool contains(const std::vector<ModeSpec>& modes, const ModeSpec& mode) { return std::find(modes.begin(), modes.end(), mode) != modes.end(); }
+bool contains(const std::vector<ModeSpec>& modes, const ModeSpec& mode) {
+  return std::find(modes.begin(), modes.end(), mode) != modes.end();
+}
 
 }  // namespace
 
@@ -43,7 +45,10 @@ CaseSelectionOptions::CaseSelectionOptions(CLI::App& command) {
   CLI::Option* set = command.add_option("--set", set_, "Traces: smoke, ci, full, modes, or a set file (a path with '/' or ending in .txt)");
   set->type_name("SET")->capture_default_str();
   command.add_option("--traces", traces_, "Trace files instead of a set")->type_name("FILE")->excludes(set);
-  command.add_option("--mode", modes_, "Execution modes, such as serial, split.p100, wcpb+prefix+async (default: those of the set, else serial split)")->type_name("MODE");
+  command
+      .add_option("--mode", modes_,
+                  "Execution modes, such as serial, split.p100, wcpb+prefix+async (default: those of the set, else serial split)")
+      ->type_name("MODE");
   command.add_option("--filter", filters_, "Keep the case ids that match one of these globs (* any characters, ? one)")->type_name("GLOB");
   command.add_option("--shard", shard_, "Keep shard i of n, 1 <= i <= n; the n shards partition the cases")->type_name("i/n");
 }

@@ -78,7 +78,10 @@ using V = std::string_view;
 
 // In the order in which they are read: switches before what depends on them, the mode before its parameters.
 constexpr std::array kRows{
-    SettingRow{SettingGroup::mode, "mode", "--mode", "MODE", "Execution mode: serial, split, mixed or wcpb, with any of prefix, preempt, async, graph added, as in wcpb+prefix+async (default serial)", read_mode},
+    SettingRow{SettingGroup::mode, "mode", "--mode", "MODE",
+               "Execution mode: serial, split, mixed or wcpb, with any of prefix, preempt, async, graph added, as in wcpb+prefix+async "
+               "(default serial)",
+               read_mode},
     SettingRow{SettingGroup::mode, "piece_tokens", "--piece-tokens", "N",
                "split: at most N tokens of a window in one submission (default: whole windows)",
                [](S& s, V v) { s.mode.piece_tokens = read_int(v); }, [](const S& s) { return s.mode.schedule == "split"; }, "mode split"},

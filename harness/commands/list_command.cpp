@@ -64,7 +64,8 @@ void add_list_command(CLI::App& app, int& exit_code) {
       "  loopgauge list --set ci --shard 1/4\n"
       "  loopgauge list --set ci --mode mixed.b64 wcpb+prefix+async --filter '*/four'\n"
       "  loopgauge list --illegal\n"
-      "A mode is a schedule, serial, split[.p<tokens>], mixed[.b<tokens>] or wcpb[.c<windows>], followed by any of +prefix[.encoded][.k<windows>],\n"
+      "A mode is a schedule, serial, split[.p<tokens>], mixed[.b<tokens>] or wcpb[.c<windows>], followed by any of "
+      "+prefix[.encoded][.k<windows>],\n"
       "+preempt[.p<loops>], +async, +graph in this order; serial is written only alone: async, prefix+graph.");
   command->callback([options, &exit_code] {
     constexpr std::array<std::string_view, 2> kOutputs{"console", "json"};

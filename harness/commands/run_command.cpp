@@ -52,7 +52,8 @@ void check_fault_can_act(Fault fault, const Case& value) {
   const auto info = std::find_if(faults.begin(), faults.end(), [&](const FaultInfo& candidate) { return candidate.fault == fault; });
   if (info == faults.end()) return;
   if (!has_part(value.mode, info->mode)) {
-    throw ConfigError("--mutant " + std::string(info->name) + " cannot act in mode " + mode_text(value.mode) + ": it needs " + std::string(info->mode));
+    throw ConfigError("--mutant " + std::string(info->name) + " cannot act in mode " + mode_text(value.mode) + ": it needs " +
+                      std::string(info->mode));
   }
   const std::string switches = switches_text(value.config);
   for (std::size_t i = 0; i + 1 < info->needs.size(); i += 2) {

@@ -226,8 +226,9 @@ class RequestReader {
   RequestReader(const h5::Group& group, std::size_t loops) : group_(group), loops_(loops) {}
 
   RequestRecord read() {
-    static constexpr std::array<std::string_view, 13> kMembers{"tokens", "logits", "hidden", "gate",  "exit_depths",      "scores",    "active",
-                                                               "keys",   "mass",   "kv",     "codec", "encoded_frontier", "executions"};
+    static constexpr std::array<std::string_view, 13> kMembers{"tokens", "logits",           "hidden",    "gate", "exit_depths",
+                                                               "scores", "active",           "keys",      "mass", "kv",
+                                                               "codec",  "encoded_frontier", "executions"};
     static constexpr std::array<std::string_view, 2> kAttributes{"prompt_length", "outcome"};
     group_.allow_only(kMembers, kAttributes);
     request_.tokens = read_tensor<std::int32_t>(group_, "tokens", {-1}).data;
@@ -241,8 +242,8 @@ class RequestReader {
     // Forced tokens are all forwarded, the last emitted one is not; a cancelled request stopped anywhere.
     const bool fits = cancelled ? fed_ >= 0 && fed_ <= tokens : fed_ == tokens || fed_ == std::max<std::int64_t>(0, tokens - 1);
     if (!fits) {
-      group_.fail("encoded_frontier has " + std::to_string(entries) + " entries, which fits neither forced nor emitted tokens (tokens has " +
-                  std::to_string(tokens) + ")");
+      group_.fail("encoded_frontier has " + std::to_string(entries) +
+                  " entries, which fits neither forced nor emitted tokens (tokens has " + std::to_string(tokens) + ")");
     }
     request_.fed = static_cast<int>(fed_);
     read_prompt_length();

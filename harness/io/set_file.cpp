@@ -32,7 +32,8 @@ SetTrace read_trace_line(std::istringstream& words, const std::string& place) {
   }
   if (!more) return trace;
   if (word != "modes") {
-    throw FileError(place + ": \"" + word + "\" follows the trace name, expected `window <tokens>`, `modes <mode> ...` or the end of the line");
+    throw FileError(place + ": \"" + word +
+                    "\" follows the trace name, expected `window <tokens>`, `modes <mode> ...` or the end of the line");
   }
   while (words >> word) trace.modes.push_back(word);
   if (trace.modes.empty()) throw FileError(place + ": `modes` without a mode");
@@ -60,7 +61,8 @@ TraceSet read_set(const std::filesystem::path& path) {
       std::string id, extra;
       if (!(words >> id)) throw FileError(place + ": `case` without an id");
       if (words >> extra) throw FileError(place + ": \"" + extra + "\" follows the case id, expected one id a line");
-      if (std::find(set.cases.begin(), set.cases.end(), id) != set.cases.end()) throw FileError(place + ": case " + id + " is listed twice");
+      if (std::find(set.cases.begin(), set.cases.end(), id) != set.cases.end())
+        throw FileError(place + ": case " + id + " is listed twice");
       set.cases.push_back(std::move(id));
     } else {
       throw FileError(place + ": begins with \"" + keyword + "\", expected `trace <name>` or `case <id>`");

@@ -48,7 +48,8 @@ class MixedSchedule : public Schedule {
 
 std::unique_ptr<Schedule> make_mixed_schedule(int token_budget) {
   if (token_budget < 2) {
-    throw ConfigError("token budget " + std::to_string(token_budget) + " of a mixed submission is below 2, one decode row and one prompt position");
+    throw ConfigError("token budget " + std::to_string(token_budget) +
+                      " of a mixed submission is below 2, one decode row and one prompt position");
   }
   return std::make_unique<MixedSchedule>(token_budget);
 }

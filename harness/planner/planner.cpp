@@ -54,8 +54,8 @@ class Driver {
       submit(std::move(submission));
     }
     if (failure_ && failure_->submission >= static_cast<int>(plan_.submissions.size())) {
-      throw ConfigError("submission " + std::to_string(failure_->submission) + " cannot fail: the plan of mode " + plan_.mode + " for trace " +
-                        trace_.name + " has " + std::to_string(plan_.submissions.size()) + " of them, counted from 0");
+      throw ConfigError("submission " + std::to_string(failure_->submission) + " cannot fail: the plan of mode " + plan_.mode +
+                        " for trace " + trace_.name + " has " + std::to_string(plan_.submissions.size()) + " of them, counted from 0");
     }
     return std::move(plan_);
   }
@@ -63,7 +63,7 @@ class Driver {
  private:
   struct State {
     RequestProgress progress;
-    bool awaited = false;    // a reuse_id event has to come first
+    bool awaited = false;  // a reuse_id event has to come first
     bool started = false;
     bool cancelled = false;
     bool held = false;       // between a preempt event and its resume
@@ -76,7 +76,9 @@ class Driver {
 
   State& of(int request) { return requests_[static_cast<std::size_t>(request)]; }
   const TraceRequest& traced(const State& state) const { return trace_.requests[static_cast<std::size_t>(state.progress.index())]; }
-  bool ended() const { return std::all_of(requests_.begin(), requests_.end(), [](const State& state) { return state.over(); }); }
+  bool ended() const {
+    return std::all_of(requests_.begin(), requests_.end(), [](const State& state) { return state.over(); });
+  }
   bool away(const State& state) const { return state.held || (preempt_ && preempt_->away(state.progress.index(), clock_)); }
 
   // What the trace asks for by now. An event of a request that is over asks for nothing.
@@ -89,9 +91,15 @@ class Driver {
           if (!state.over()) actions.push_back({ActionKind::cancel, event.request});
           state.cancelled |= !state.over();
           break;
-        case TraceEventKind::preempt: state.held = true; break;
-        case TraceEventKind::resume: state.held = false; break;
-        case TraceEventKind::reuse_id: state.awaited = false; break;
+        case TraceEventKind::preempt:
+          state.held = true;
+          break;
+        case TraceEventKind::resume:
+          state.held = false;
+          break;
+        case TraceEventKind::reuse_id:
+          state.awaited = false;
+          break;
       }
     }
   }
@@ -143,7 +151,8 @@ class Driver {
     submission.items = schedule_->next(candidates);
     for (const auto& [state, windows] : beginning) {
       const int request = state->progress.index();
-      state->started = std::any_of(submission.items.begin(), submission.items.end(), [&](const WorkItem& item) { return item.request == request; });
+      state->started =
+          std::any_of(submission.items.begin(), submission.items.end(), [&](const WorkItem& item) { return item.request == request; });
       if (!state->started) {
         state->progress.set_reused_windows(0);
       } else if (windows > 0) {

@@ -10,7 +10,8 @@
 namespace loopgauge::harness {
 
 PreemptRule::PreemptRule(int period_loops, std::size_t requests) : period_loops_(period_loops), steps_(requests, 0), back_(requests, 0) {
-  if (period_loops < 1) throw ConfigError("a preemption after every " + std::to_string(period_loops) + " loops lets nothing run: at least 1");
+  if (period_loops < 1)
+    throw ConfigError("a preemption after every " + std::to_string(period_loops) + " loops lets nothing run: at least 1");
 }
 
 void PreemptRule::ran(std::span<const WorkItem> items, std::int64_t clock) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// preempt: every request is preempted after every `period_loops` of its loop steps (submissions that advance it by one loop; a submission that
-// advances it by several is cut short) and resumed kAwaySubmissions later, or at once when nothing else can run. With a period that is no
-// multiple of 4 every boundary between two loops comes up, of windows and of decode rows, again and again.
+// preempt: every request is preempted after every `period_loops` of its loop steps (submissions that advance it by one loop; a submission
+// that advances it by several is cut short) and resumed kAwaySubmissions later, or at once when nothing else can run. With a period that is
+// no multiple of 4 every boundary between two loops comes up, of windows and of decode rows, again and again.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ class PreemptRule {
 
  private:
   int period_loops_;
-  std::vector<int> steps_;           // since the last preemption
+  std::vector<int> steps_;  // since the last preemption
   std::vector<std::int64_t> back_;
 };
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// prefix: a request publishes its windows as they complete, and one that begins later with the same leading windows takes as many of them as
-// are published. Windows that complete together with the prompt are not published: planes end with the flush after the prompt (S-PFX-3), and the
-// request itself may end with its first token. Windows are told apart by all tokens up to their end (S-PFX-1). Where at most `capacity` windows may be published, the
-// least recently used one that no published window continues is evicted; of equally recent ones the deepest, then the newest.
+// prefix: a request publishes its windows as they complete, and one that begins later with the same leading windows takes as many of them
+// as are published. Windows that complete together with the prompt are not published: planes end with the flush after the prompt (S-PFX-3),
+// and the request itself may end with its first token. Windows are told apart by all tokens up to their end (S-PFX-1). Where at most
+// `capacity` windows may be published, the least recently used one that no published window continues is evicted; of equally recent ones
+// the deepest, then the newest.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +41,7 @@ class PrefixRule {
   const Trace& trace_;
   const EffectiveConfig& config_;
   int capacity_;
-  std::vector<int> seen_;          // by request: leading windows that were published or reused
+  std::vector<int> seen_;            // by request: leading windows that were published or reused
   std::map<Tokens, Entry> entries_;  // a window's entry is followed by those that continue it
 };
 

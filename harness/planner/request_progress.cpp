@@ -49,7 +49,8 @@ std::vector<WorkItem> RequestProgress::ready_chunks(int chunk_windows) const {
     const int chunk_end = std::min(count, (w / chunk_windows + 1) * chunk_windows);
     int end = w + 1;
     while (end < chunk_end && window_loops_[static_cast<std::size_t>(end)] == done) ++end;
-    if (done < loops_ && done < before) items.push_back({index_, RowKind::prefill, window(w).begin, window(end - 1).end, done + 1, done + 1});
+    if (done < loops_ && done < before)
+      items.push_back({index_, RowKind::prefill, window(w).begin, window(end - 1).end, done + 1, done + 1});
     before = done;
     w = end;
   }

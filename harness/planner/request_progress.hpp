@@ -23,8 +23,8 @@ class RequestProgress {
   // What is next, in the request's own order: the rest of its first unfinished window at the window's next loop, or its next decode row.
   // At most `most_tokens` positions (of a window) and, for whatever is whole, at most `most_loops` loops: a part of a window advances one.
   WorkItem next_item(int most_tokens, int most_loops) const;
-  // Every chunk of `chunk_windows` windows that may advance by one loop now (S-PLAN-4), in ascending order; not for a complete prompt. Windows
-  // of one chunk that stand at different loops give items of their own.
+  // Every chunk of `chunk_windows` windows that may advance by one loop now (S-PLAN-4), in ascending order; not for a complete prompt.
+  // Windows of one chunk that stand at different loops give items of their own.
   std::vector<WorkItem> ready_chunks(int chunk_windows) const;
 
   void advance(const WorkItem& item);

@@ -53,8 +53,8 @@ std::unique_ptr<Schedule> make_serial_schedule(const Trace& trace);
 std::unique_ptr<Schedule> make_split_schedule(int piece_tokens);
 
 // mixed: every submission takes one loop of as many requests as its budget of `token_budget` positions holds: decode rows first, then
-// pieces of the prompts' windows. Requests take turns within each kind, and while a prompt waits decode rows leave one position of the budget,
-// so that nobody starves. Throws ConfigError for a budget below 2.
+// pieces of the prompts' windows. Requests take turns within each kind, and while a prompt waits decode rows leave one position of the
+// budget, so that nobody starves. Throws ConfigError for a budget below 2.
 std::unique_ptr<Schedule> make_mixed_schedule(int token_budget);
 
 // wcpb: requests take turns. A prompt advances every chunk that may advance, by one loop: the anti-diagonals of (chunk, loop). A decode row

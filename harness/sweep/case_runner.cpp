@@ -236,11 +236,10 @@ void CaseRunner::compare_with_whole(const Case& value, const Trace& trace, const
     extents += ", request " + std::to_string(i) + " cancelled after " + std::to_string(kept.encoded_frontier.size()) + " logits rows";
   }
   const RecordComparison comparison = compare_records(expected, actual.record, config.window());
-  const bool nothing_kept = std::all_of(comparison.groups.begin(), comparison.groups.end(),
-                                        [](const GroupComparison& group) {
-                                          const bool agrees = group.status == GroupStatus::equal || group.status == GroupStatus::absent;
-                                          return agrees && group.compared == 0;
-                                        });
+  const bool nothing_kept = std::all_of(comparison.groups.begin(), comparison.groups.end(), [](const GroupComparison& group) {
+    const bool agrees = group.status == GroupStatus::equal || group.status == GroupStatus::absent;
+    return agrees && group.compared == 0;
+  });
   if (nothing_kept) {
     row.checks.push_back(not_run_check(kEqualsUndisturbedCheck, "every request is cancelled before it kept anything"));
     return;
@@ -322,8 +321,8 @@ void CaseRunner::judge_or_throw(const Case& value, const Trace& trace, const Com
   } else if (value.mode != ModeSpec{} || disturbed) {
     if (!must_equal_serial) {
       row.divergence = plan_divergence(whole_run(value, trace).record, actual.record);
-      row.checks.push_back(
-          skipped_check(kEqualsSerialCheck, "execution_dependent timing promises no equality between plans: " + divergence_summary(row.divergence)));
+      row.checks.push_back(skipped_check(
+          kEqualsSerialCheck, "execution_dependent timing promises no equality between plans: " + divergence_summary(row.divergence)));
     } else {
       const CaseResult& serial = companions.serial != nullptr ? *companions.serial : serial_row(value, trace);
       compare_with_serial(value, trace, actual, tapped ? &tap : nullptr, serial, row);
@@ -371,7 +370,8 @@ void CaseRunner::judge_mutant(const Case& value, const Trace& trace, Fault fault
     clean_row.digests = digest_rows(clean->digests);
     set_time(clean_row, clean->seconds);
     clean_row.checks.push_back(audit_check(audit(clean->record, trace, resolve(value), checkpoint_, options_.audit)));
-    for (CheckRow& check : mode_checks(value.mode, clean->plan, trace, resolve(value), clean->record)) clean_row.checks.push_back(std::move(check));
+    for (CheckRow& check : mode_checks(value.mode, clean->plan, trace, resolve(value), clean->record))
+      clean_row.checks.push_back(std::move(check));
     judge_against_reference(executor_, value, trace, clean->record, clean_row);
     decide(clean_row);
   });

@@ -17,8 +17,8 @@ std::string counted(std::int64_t count, std::string_view singular, std::string_v
 // What the plan asks for.
 struct PlannedWork {
   std::int64_t preemptions = 0, reused_windows = 0, evictions = 0, failures = 0, decode_items = 0;
-  bool several_chunks = false;    // of one request in a submission
-  bool several_requests = false;  // in a submission
+  bool several_chunks = false;       // of one request in a submission
+  bool several_requests = false;     // in a submission
   std::vector<int> reused, rewinds;  // by request
 };
 
@@ -113,7 +113,8 @@ CheckRow mode_check(const ModeSpec& mode, const Plan& plan, const PlannedWork& w
   if (mode.graph && work.decode_items == 0) {
     evidence.nothing_to_do("graph has nothing to do: the trace has no decode rows");
   } else if (mode.graph && record.executor.starts_with("optimized")) {
-    evidence.shown(c.graph_replays > 0, counted(c.graph_replays, "step", "steps") + " replayed, " + std::to_string(c.graph_fallbacks) + " run eagerly");
+    evidence.shown(c.graph_replays > 0,
+                   counted(c.graph_replays, "step", "steps") + " replayed, " + std::to_string(c.graph_fallbacks) + " run eagerly");
   } else if (mode.graph) {
     evidence.shown(true, "nothing captured: replay is of the optimized runtime");
   }
@@ -163,13 +164,13 @@ CheckRow executions_check(const PlannedWork& work, const EffectiveConfig& config
   const RunCounters& c = record.counters;
   const std::int64_t total = executed + c.discarded_rows;
   // Rows of a cancelled request are in the totals but, past what it kept, in no record.
-  const bool agree = all_completed ? c.executed_rows == total && c.recomputed_rows == repeated
-                                   : c.executed_rows >= total && c.recomputed_rows >= repeated;
+  const bool agree =
+      all_completed ? c.executed_rows == total && c.recomputed_rows == repeated : c.executed_rows >= total && c.recomputed_rows >= repeated;
   const std::string totals = std::to_string(c.executed_rows) + " rows executed, " + std::to_string(c.recomputed_rows) + " of them again, " +
                              std::to_string(c.discarded_rows) + " discarded";
   if (!agree) {
-    return failed_check(kExecutionsCheck, "the counters say " + totals + "; the requests' own counts are " + std::to_string(executed) + " and " +
-                                              std::to_string(repeated) + " of them again");
+    return failed_check(kExecutionsCheck, "the counters say " + totals + "; the requests' own counts are " + std::to_string(executed) +
+                                              " and " + std::to_string(repeated) + " of them again");
   }
   if (cells == 0) return not_run_check(kExecutionsCheck, "no request completed");
   return passed_check(kExecutionsCheck, totals);
@@ -196,7 +197,8 @@ Trace undisturbed(const Trace& trace) {
 }
 
 bool disturbs(const Trace& trace) {
-  return std::any_of(trace.events.begin(), trace.events.end(), [](const TraceEvent& event) { return event.kind != TraceEventKind::reuse_id; });
+  return std::any_of(trace.events.begin(), trace.events.end(),
+                     [](const TraceEvent& event) { return event.kind != TraceEventKind::reuse_id; });
 }
 
 namespace {
@@ -239,9 +241,9 @@ RequestRecord cut_to(const RequestRecord& whole, const RequestRecord& cancelled,
     const std::vector<float>& kept = cancelled.scores[r];
     for (int w = 0; w < window_count(whole.prompt_length, window); ++w) {
       const PositionRange range = window_range(w, whole.prompt_length, window);
-      const bool scored = std::any_of(kept.begin() + std::min<std::ptrdiff_t>(range.begin, std::ssize(kept)),
-                                      kept.begin() + std::min<std::ptrdiff_t>(range.end, std::ssize(kept)),
-                                      [](float score) { return !std::isnan(score); });
+      const bool scored =
+          std::any_of(kept.begin() + std::min<std::ptrdiff_t>(range.begin, std::ssize(kept)),
+                      kept.begin() + std::min<std::ptrdiff_t>(range.end, std::ssize(kept)), [](float score) { return !std::isnan(score); });
       if (scored) continue;
       std::fill(result.scores[r].begin() + range.begin, result.scores[r].begin() + range.end, std::numeric_limits<float>::quiet_NaN());
       std::erase_if(result.active[r], [&](std::int32_t position) { return position >= range.begin && position < range.end; });

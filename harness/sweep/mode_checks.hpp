@@ -42,9 +42,9 @@ bool disturbs(const Trace& trace);
 // and codec groups are empty.
 RequestRecord cut_to(const RequestRecord& whole, const RequestRecord& cancelled, int window);
 
-// Why request `index` cannot have ended as its record `actual` says: cancelled without a cancel in the plan or with other rows than had been read
-// by then (S-ACT-2, S-ASYNC-1), or completed although its last row had not been read when the plan cancelled it. Empty when it can. A row
-// that exits early may be there before its last planned loop. `whole` is the request's record in an undisturbed run.
+// Why request `index` cannot have ended as its record `actual` says: cancelled without a cancel in the plan or with other rows than had
+// been read by then (S-ACT-2, S-ASYNC-1), or completed although its last row had not been read when the plan cancelled it. Empty when it
+// can. A row that exits early may be there before its last planned loop. `whole` is the request's record in an undisturbed run.
 std::string cancellation_fault(const Plan& plan, const EffectiveConfig& config, const TraceRequest& request, int index,
                                const RequestRecord& whole, const RequestRecord& actual);
 

@@ -39,15 +39,18 @@ std::vector<DivergenceRow> plan_divergence(const RunRecord& serial, const RunRec
 }
 
 std::string divergence_summary(const std::vector<DivergenceRow>& rows) {
-  const auto place = [](const DivergenceRow& row) { return "request " + std::to_string(row.request) + " position " + std::to_string(row.position); };
+  const auto place = [](const DivergenceRow& row) {
+    return "request " + std::to_string(row.request) + " position " + std::to_string(row.position);
+  };
   const auto differs = [](const DivergenceRow& row) { return row.max_logit_difference != 0; };
   const auto different = std::count_if(rows.begin(), rows.end(), differs);
   if (different == 0) return "none of " + std::to_string(rows.size()) + " logits rows differs from the serial plan's";
   const auto first = std::find_if(rows.begin(), rows.end(), differs);
   const auto worst = std::max_element(rows.begin(), rows.end(), [](const DivergenceRow& a, const DivergenceRow& b) { return a.kl < b.kl; });
   const auto other_top1 = std::count_if(rows.begin(), rows.end(), [](const DivergenceRow& row) { return !row.same_top1; });
-  return std::to_string(different) + " of " + std::to_string(rows.size()) + " logits rows differ from the serial plan's, first " + place(*first) +
-         "; largest KL " + significant(worst->kl, 3) + " at " + place(*worst) + "; " + std::to_string(other_top1) + " with another top-1 token";
+  return std::to_string(different) + " of " + std::to_string(rows.size()) + " logits rows differ from the serial plan's, first " +
+         place(*first) + "; largest KL " + significant(worst->kl, 3) + " at " + place(*worst) + "; " + std::to_string(other_top1) +
+         " with another top-1 token";
 }
 
 }  // namespace loopgauge::harness

@@ -81,10 +81,30 @@ TEST(CaseId, PublishedSpellings) {
 }
 
 TEST(CaseId, ModesOfTheSpecification) {
-  for (std::string_view mode :
-       {"serial", "split", "split.p1", "mixed", "mixed.b64", "wcpb", "wcpb.c3", "async", "graph", "block_spec.d2.k4", "block_spec.d1.k8",
-        "pipeline_spec.d2", "pd", "prefix", "prefix.encoded", "prefix.k4", "prefix.encoded.k4", "preempt", "preempt.p1", "async+graph",
-        "wcpb+prefix+async", "mixed+prefix+preempt", "split.p20+async", "mixed.b64+prefix.encoded.k4+preempt.p5+async+graph"}) {
+  for (std::string_view mode : {"serial",
+                                "split",
+                                "split.p1",
+                                "mixed",
+                                "mixed.b64",
+                                "wcpb",
+                                "wcpb.c3",
+                                "async",
+                                "graph",
+                                "block_spec.d2.k4",
+                                "block_spec.d1.k8",
+                                "pipeline_spec.d2",
+                                "pd",
+                                "prefix",
+                                "prefix.encoded",
+                                "prefix.k4",
+                                "prefix.encoded.k4",
+                                "preempt",
+                                "preempt.p1",
+                                "async+graph",
+                                "wcpb+prefix+async",
+                                "mixed+prefix+preempt",
+                                "split.p20+async",
+                                "mixed.b64+prefix.encoded.k4+preempt.p5+async+graph"}) {
     EXPECT_EQ(mode_text(parse_mode(mode)), mode);
   }
   const ModeSpec all = parse_mode("mixed.b64+prefix.encoded.k4+preempt.p5+async+graph");

@@ -96,7 +96,8 @@ TEST(CaseRules, RefusalsBecomeTheRightKindOfError) {
   try {
     require_runnable(parse_case_id("pd/t0s0q0/a"));
   } catch (const UnsupportedError& error) {
-    EXPECT_NE(std::string(error.what()).find("available: serial, split, mixed, wcpb, each with any of prefix, preempt, async, graph"), std::string::npos)
+    EXPECT_NE(std::string(error.what()).find("available: serial, split, mixed, wcpb, each with any of prefix, preempt, async, graph"),
+              std::string::npos)
         << error.what();
   }
 }

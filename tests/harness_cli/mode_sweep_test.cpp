@@ -51,9 +51,9 @@ Trace shared() {
 
 // Cancelled in the prompt and in decode, an id taken over, one request undisturbed, one preempted.
 Trace disturbed() {
-  Trace trace = test::trace_of({test::request(0, 150, 3), test::request(1, 20, 9), test::request(2, 70, 24), test::request(1, 30, 3, 77),
-                                test::request(4, 66, 4)});
-  trace.events = {{2, TraceEventKind::cancel, 0},  {7, TraceEventKind::cancel, 1},   {7, TraceEventKind::reuse_id, 3},
+  Trace trace = test::trace_of(
+      {test::request(0, 150, 3), test::request(1, 20, 9), test::request(2, 70, 24), test::request(1, 30, 3, 77), test::request(4, 66, 4)});
+  trace.events = {{2, TraceEventKind::cancel, 0},  {7, TraceEventKind::cancel, 1},  {7, TraceEventKind::reuse_id, 3},
                   {9, TraceEventKind::preempt, 4}, {12, TraceEventKind::resume, 4}, {20, TraceEventKind::cancel, 2}};
   trace.name = "disturbed";
   return trace;
@@ -72,7 +72,8 @@ Trace ending(SmallSweep& sweep) {
 }
 
 // Enough to reach every kind of state; the set `modes` has all eight settings under the three policies.
-const std::vector<std::string> kSettings{"*/t0s0q0:*", "*/t1s1q0:*", "*/t1s1q1:fixed_prompt:*", "*/t1s1q1:rolling:*", "*/t1s1q1:streaming:*"};
+const std::vector<std::string> kSettings{"*/t0s0q0:*", "*/t1s1q0:*", "*/t1s1q1:fixed_prompt:*", "*/t1s1q1:rolling:*",
+                                         "*/t1s1q1:streaming:*"};
 
 struct ModeSweep : SmallSweep {
   explicit ModeSweep(std::vector<Trace> traces, const std::vector<std::string>& modes, const std::vector<std::string>& globs = {"*"})
@@ -88,7 +89,8 @@ struct ModeSweep : SmallSweep {
     for (const std::string& mode : modes) specs.push_back(parse_mode(mode));
     std::vector<Case> cases;
     for (const Case& value : enumerate_cases(named, specs)) {
-      if (std::any_of(globs.begin(), globs.end(), [&](const std::string& glob) { return glob_match(glob, case_id(value)); })) cases.push_back(value);
+      if (std::any_of(globs.begin(), globs.end(), [&](const std::string& glob) { return glob_match(glob, case_id(value)); }))
+        cases.push_back(value);
     }
     request.cases = numbered_cases(cases, request.traces, checkpoint.config);
   }
@@ -115,14 +117,34 @@ std::int64_t counter(const CaseResult& row, std::string_view name) {
 void expect_all_passed(const Report& report) {
   for (const CaseResult& row : report.cases) {
     EXPECT_EQ(row.status, CaseStatus::passed) << row.id << ": " << row.reason;
-    for (const std::string_view name : {kModeCheck, kExecutionsCheck, kDrainCheck}) EXPECT_EQ(status_of(row, name), "passed") << row.id << " " << name;
+    for (const std::string_view name : {kModeCheck, kExecutionsCheck, kDrainCheck})
+      EXPECT_EQ(status_of(row, name), "passed") << row.id << " " << name;
   }
 }
 
 TEST(ModeSweep, EveryModeEqualsSerial) {
-  ModeSweep sweep({shared()}, {"serial", "split", "split.p23", "wcpb", "wcpb.c2", "mixed", "mixed.b30", "async", "graph", "async+graph", "preempt",
-                               "wcpb+preempt", "mixed+preempt.p1+async", "prefix", "prefix.encoded", "prefix.k1", "prefix.encoded.k1",
-                               "wcpb+prefix+async", "wcpb+prefix.encoded+async", "mixed+prefix+preempt", "mixed+prefix.encoded+preempt"},
+  ModeSweep sweep({shared()},
+                  {"serial",
+                   "split",
+                   "split.p23",
+                   "wcpb",
+                   "wcpb.c2",
+                   "mixed",
+                   "mixed.b30",
+                   "async",
+                   "graph",
+                   "async+graph",
+                   "preempt",
+                   "wcpb+preempt",
+                   "mixed+preempt.p1+async",
+                   "prefix",
+                   "prefix.encoded",
+                   "prefix.k1",
+                   "prefix.encoded.k1",
+                   "wcpb+prefix+async",
+                   "wcpb+prefix.encoded+async",
+                   "mixed+prefix+preempt",
+                   "mixed+prefix.encoded+preempt"},
                   kSettings);
   const Report report = sweep.run();
   EXPECT_EQ(report.cases.size(), (13 + 4) * kSettings.size());
@@ -177,7 +199,8 @@ TEST(ModeSweep, ExecutionDependentTimingIsMeasuredAndNotJudged) {
   for (const CaseResult& row : report.cases) {
     EXPECT_EQ(row.status, CaseStatus::passed) << row.id << ": " << row.reason;
     EXPECT_EQ(status_of(row, kEqualsSerialCheck), "skipped") << row.id;
-    EXPECT_NE(find_check(row, kEqualsSerialCheck)->detail.find("of 16 logits rows"), std::string::npos) << find_check(row, kEqualsSerialCheck)->detail;
+    EXPECT_NE(find_check(row, kEqualsSerialCheck)->detail.find("of 16 logits rows"), std::string::npos)
+        << find_check(row, kEqualsSerialCheck)->detail;
     ASSERT_EQ(row.divergence.size(), 16u) << row.id;  // three rows after the prompts, 13 after tokens
     EXPECT_EQ(row.divergence[1].position, 140);
   }
@@ -274,7 +297,8 @@ TEST(ModeSweep, CancelledRequestsThatKeepTooMuchTooLittleOrOtherBitsAreCaught) {
                 [](RunRecord& r) { r.requests[2].outcome = RequestOutcome::completed; });
   expect_caught("async", trace, kEqualsUndisturbedCheck, "request 3: it is cancelled, which the plan does not ask for",
                 [](RunRecord& r) { r.requests[3].outcome = RequestOutcome::cancelled; });
-  expect_caught("async", trace, kEqualsUndisturbedCheck, "requests/4/hidden", [](RunRecord& r) { r.requests[4].hidden[2].data[0] += 1.0f; });
+  expect_caught("async", trace, kEqualsUndisturbedCheck, "requests/4/hidden",
+                [](RunRecord& r) { r.requests[4].hidden[2].data[0] += 1.0f; });
 }
 
 // ---- mutants ----------------------------------------------------------------------------------------------------------------

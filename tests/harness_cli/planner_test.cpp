@@ -295,13 +295,13 @@ TEST(PlannerPrefix, AFullStoreEvictsTheLeastRecentlyUsedEnd) {
   trace.requests[2].prompt = trace.requests[0].prompt;
   trace.requests[3].prompt = trace.requests[1].prompt;
   const Plan plan = planned("prefix.k4", trace);
-  EXPECT_EQ(texts(plan),
-            (Lines{"r0 P[0,64) 1..4", "publish r0 1 | r0 P[64,128) 1..4", "publish r0 2 | r0 P[128,192) 1..4",
-                   "publish r0 3 | r0 P[192,200) 1..4", "r0 D[200,201) 1..4", "r1 P[0,64) 1..4", "publish r1 1 | r1 P[64,128) 1..4",
-                   "publish r1 2, evict r0 2 | r1 P[128,192) 1..4", "publish r1 3, evict r0 1 | r1 P[192,200) 1..4", "r1 D[200,201) 1..4",
-                   "reuse r2 1 | r2 P[64,128) 1..4", "publish r2 2, evict r1 2 | r2 P[128,192) 1..4",
-                   "publish r2 3, evict r1 1 | r2 P[192,200) 1..4", "r2 D[200,201) 1..4", "reuse r3 1 | r3 P[64,128) 1..4",
-                   "publish r3 2, evict r2 2 | r3 P[128,192) 1..4", "publish r3 3, evict r2 1 | r3 P[192,200) 1..4", "r3 D[200,201) 1..4"}));
+  EXPECT_EQ(texts(plan), (Lines{"r0 P[0,64) 1..4", "publish r0 1 | r0 P[64,128) 1..4", "publish r0 2 | r0 P[128,192) 1..4",
+                                "publish r0 3 | r0 P[192,200) 1..4", "r0 D[200,201) 1..4", "r1 P[0,64) 1..4",
+                                "publish r1 1 | r1 P[64,128) 1..4", "publish r1 2, evict r0 2 | r1 P[128,192) 1..4",
+                                "publish r1 3, evict r0 1 | r1 P[192,200) 1..4", "r1 D[200,201) 1..4", "reuse r2 1 | r2 P[64,128) 1..4",
+                                "publish r2 2, evict r1 2 | r2 P[128,192) 1..4", "publish r2 3, evict r1 1 | r2 P[192,200) 1..4",
+                                "r2 D[200,201) 1..4", "reuse r3 1 | r3 P[64,128) 1..4", "publish r3 2, evict r2 2 | r3 P[128,192) 1..4",
+                                "publish r3 3, evict r2 1 | r3 P[192,200) 1..4", "r3 D[200,201) 1..4"}));
 }
 
 TEST(PlannerPrefix, PublishesDuringAWavefront) {
@@ -349,7 +349,8 @@ std::pair<std::set<int>, std::set<int>> preemption_boundaries(const Plan& plan) 
   for (const Submission& submission : plan.submissions) {
     for (const Action& action : submission.actions) {
       if (action.kind != ActionKind::preempt) continue;
-      for (const WorkItem& item : last.at(action.request)) (item.kind == RowKind::prefill ? loops.first : loops.second).insert(item.loop_last);
+      for (const WorkItem& item : last.at(action.request))
+        (item.kind == RowKind::prefill ? loops.first : loops.second).insert(item.loop_last);
     }
     for (const WorkItem& item : submission.items) last[item.request].clear();
     for (const WorkItem& item : submission.items) last[item.request].push_back(item);
@@ -359,8 +360,8 @@ std::pair<std::set<int>, std::set<int>> preemption_boundaries(const Plan& plan) 
 
 TEST(PlannerPreempt, EveryBoundaryBetweenLoopsComesUpRepeatedly) {
   const Trace trace = trace_of({request_of(300, 12), request_of(200, 14), request_of(70, 10, 3)});
-  for (const char* mode : {"preempt", "split+preempt", "split.p50+preempt", "mixed+preempt", "mixed.b40+preempt", "wcpb+preempt", "split+preempt.p1",
-                           "preempt.p5"}) {
+  for (const char* mode : {"preempt", "split+preempt", "split.p50+preempt", "mixed+preempt", "mixed.b40+preempt", "wcpb+preempt",
+                           "split+preempt.p1", "preempt.p5"}) {
     const Plan plan = planned(mode, trace);
     const auto [prompt, decode] = preemption_boundaries(plan);
     EXPECT_EQ(prompt, (std::set<int>{1, 2, 3, 4})) << mode;
@@ -388,7 +389,8 @@ TEST(PlannerPreempt, OthersRunInBetween) {
 
 TEST(Planner, AsyncAndGraphAreProperties) {
   const Trace trace = trace_of({request_of(70, 2), request_of(3, 2)});
-  const Plan serial = planned("serial", trace), async = planned("async", trace), graph = planned("graph", trace), both = planned("async+graph", trace);
+  const Plan serial = planned("serial", trace), async = planned("async", trace), graph = planned("graph", trace),
+             both = planned("async+graph", trace);
   EXPECT_EQ(texts(async), texts(serial));
   EXPECT_EQ(texts(both), texts(serial));
   EXPECT_EQ(serial.submissions_in_flight, 1);
@@ -406,7 +408,8 @@ TEST(Planner, AsyncAndGraphAreProperties) {
 TEST(PlannerEvents, CancelInThePromptAndInDecode) {
   Trace trace = trace_of({request_of(65, 2), request_of(2, 3)});
   trace.events = {{1, TraceEventKind::cancel, 0}, {4, TraceEventKind::cancel, 1}};
-  EXPECT_EQ(texts(planned("serial", trace)), (Lines{"r0 P[0,64) 1..4", "cancel r0 | r1 P[0,2) 1..4", "r1 D[2,3) 1..4", "r1 D[3,4) 1..4", "cancel r1 | "}));
+  EXPECT_EQ(texts(planned("serial", trace)),
+            (Lines{"r0 P[0,64) 1..4", "cancel r0 | r1 P[0,2) 1..4", "r1 D[2,3) 1..4", "r1 D[3,4) 1..4", "cancel r1 | "}));
   EXPECT_EQ(texts(planned("split", trace)),
             (Lines{"r0 P[0,64) 1..1", "cancel r0 | r1 P[0,2) 1..1", "r1 P[0,2) 2..2", "r1 P[0,2) 3..3", "cancel r1 | "}));
 }
@@ -435,9 +438,9 @@ TEST(PlannerEvents, AnIdIsTakenWhenItsBearerHasEnded) {
   Trace trace = trace_of({request_of(2, 1), request_of(3, 0)});
   trace.requests[1].id = trace.requests[0].id;
   trace.events = {{1, TraceEventKind::reuse_id, 1}};
-  EXPECT_EQ(texts(planned("split", trace)), (Lines{"r0 P[0,2) 1..1", "r0 P[0,2) 2..2", "r0 P[0,2) 3..3", "r0 P[0,2) 4..4", "r0 D[2,3) 1..1",
-                                                   "r0 D[2,3) 2..2", "r0 D[2,3) 3..3", "r0 D[2,3) 4..4", "r1 P[0,3) 1..1", "r1 P[0,3) 2..2",
-                                                   "r1 P[0,3) 3..3", "r1 P[0,3) 4..4"}));
+  EXPECT_EQ(texts(planned("split", trace)),
+            (Lines{"r0 P[0,2) 1..1", "r0 P[0,2) 2..2", "r0 P[0,2) 3..3", "r0 P[0,2) 4..4", "r0 D[2,3) 1..1", "r0 D[2,3) 2..2",
+                   "r0 D[2,3) 3..3", "r0 D[2,3) 4..4", "r1 P[0,3) 1..1", "r1 P[0,3) 2..2", "r1 P[0,3) 3..3", "r1 P[0,3) 4..4"}));
   // Cancelled in the same breath: the next bearer begins while the old work may be in flight.
   trace.events = {{3, TraceEventKind::cancel, 0}, {3, TraceEventKind::reuse_id, 1}};
   EXPECT_EQ(texts(planned("async", trace)), (Lines{"r0 P[0,2) 1..4", "r0 D[2,3) 1..4", "r1 P[0,3) 1..4"}));
@@ -450,11 +453,12 @@ TEST(PlannerEvents, AnIdIsTakenWhenItsBearerHasEnded) {
 TEST(PlannerFailure, RewindsToTheCompletedFrontier) {
   PlanOptions options;
   options.failure = PlanFailure{3, PlannedFailure::launch};
-  EXPECT_EQ(texts(planned("wcpb", trace_of({request_of(129, 0)}), 64, options)),
-            (Lines{"r0 P[0,64) 1..1", "r0 P[0,64) 2..2, r0 P[64,128) 1..1", "r0 P[0,64) 3..3, r0 P[64,128) 2..2, r0 P[128,129) 1..1",
-                   "r0 P[0,64) 4..4, r0 P[64,128) 3..3, r0 P[128,129) 2..2 fails: launch", "rewind r0 | r0 P[0,64) 1..1",
-                   "r0 P[0,64) 2..2, r0 P[64,128) 1..1", "r0 P[0,64) 3..3, r0 P[64,128) 2..2, r0 P[128,129) 1..1",
-                   "r0 P[0,64) 4..4, r0 P[64,128) 3..3, r0 P[128,129) 2..2", "r0 P[64,128) 4..4, r0 P[128,129) 3..3", "r0 P[128,129) 4..4"}));
+  EXPECT_EQ(
+      texts(planned("wcpb", trace_of({request_of(129, 0)}), 64, options)),
+      (Lines{"r0 P[0,64) 1..1", "r0 P[0,64) 2..2, r0 P[64,128) 1..1", "r0 P[0,64) 3..3, r0 P[64,128) 2..2, r0 P[128,129) 1..1",
+             "r0 P[0,64) 4..4, r0 P[64,128) 3..3, r0 P[128,129) 2..2 fails: launch", "rewind r0 | r0 P[0,64) 1..1",
+             "r0 P[0,64) 2..2, r0 P[64,128) 1..1", "r0 P[0,64) 3..3, r0 P[64,128) 2..2, r0 P[128,129) 1..1",
+             "r0 P[0,64) 4..4, r0 P[64,128) 3..3, r0 P[128,129) 2..2", "r0 P[64,128) 4..4, r0 P[128,129) 3..3", "r0 P[128,129) 4..4"}));
   options.failure = PlanFailure{4, PlannedFailure::allocation};
   EXPECT_EQ(texts(planned("wcpb", trace_of({request_of(129, 0)}), 64, options)),
             (Lines{"r0 P[0,64) 1..1", "r0 P[0,64) 2..2, r0 P[64,128) 1..1", "r0 P[0,64) 3..3, r0 P[64,128) 2..2, r0 P[128,129) 1..1",
@@ -467,14 +471,15 @@ TEST(PlannerFailure, ARowStartsOver) {
   PlanOptions options;
   options.failure = PlanFailure{6, PlannedFailure::launch};
   const Plan plan = planned("split", trace_of({request_of(1, 1)}), 64, options);
-  EXPECT_EQ(texts(plan), (Lines{"r0 P[0,1) 1..1", "r0 P[0,1) 2..2", "r0 P[0,1) 3..3", "r0 P[0,1) 4..4", "r0 D[1,2) 1..1", "r0 D[1,2) 2..2",
-                                "r0 D[1,2) 3..3 fails: launch", "rewind r0 | r0 D[1,2) 1..1", "r0 D[1,2) 2..2", "r0 D[1,2) 3..3", "r0 D[1,2) 4..4"}));
+  EXPECT_EQ(texts(plan),
+            (Lines{"r0 P[0,1) 1..1", "r0 P[0,1) 2..2", "r0 P[0,1) 3..3", "r0 P[0,1) 4..4", "r0 D[1,2) 1..1", "r0 D[1,2) 2..2",
+                   "r0 D[1,2) 3..3 fails: launch", "rewind r0 | r0 D[1,2) 1..1", "r0 D[1,2) 2..2", "r0 D[1,2) 3..3", "r0 D[1,2) 4..4"}));
 }
 
 TEST(PlannerFailure, WhatCannotFailIsAUsageError) {
   PlanOptions options;
   options.failure = PlanFailure{2, PlannedFailure::launch};
-  EXPECT_THROW(planned("serial", trace_of({request_of(1, 1)}), 64, options), ConfigError);   // two submissions
+  EXPECT_THROW(planned("serial", trace_of({request_of(1, 1)}), 64, options), ConfigError);  // two submissions
   options.failure = PlanFailure{1, PlannedFailure::launch};
   EXPECT_THROW(planned("preempt", trace_of({request_of(1, 1)}), 64, options), ConfigError);  // a preemption alone
   EXPECT_EQ(parse_plan_failure("launch@17").submission, 17);
@@ -523,7 +528,8 @@ Trace random_trace(const std::function<int(int)>& below) {
   if (reusing > 0) {
     trace.requests[static_cast<std::size_t>(reusing)].id = trace.requests[static_cast<std::size_t>(below(reusing))].id;
     const int at = below(30);
-    const auto after = std::find_if(trace.events.begin(), trace.events.end(), [&](const TraceEvent& event) { return event.submission > at; });
+    const auto after =
+        std::find_if(trace.events.begin(), trace.events.end(), [&](const TraceEvent& event) { return event.submission > at; });
     trace.events.insert(after, {at, TraceEventKind::reuse_id, reusing});
   }
   return trace;
@@ -543,7 +549,8 @@ TEST(Planner, RandomModesTracesEventsAndFailuresGiveLegalPlans) {
     if (below(2) == 0) {
       const Plan whole = make_plan(mode, trace, config);
       const int submission = below(static_cast<int>(whole.submissions.size()));
-      if (!whole.submissions[static_cast<std::size_t>(submission)].items.empty()) options.failure = PlanFailure{submission, PlannedFailure::launch};
+      if (!whole.submissions[static_cast<std::size_t>(submission)].items.empty())
+        options.failure = PlanFailure{submission, PlannedFailure::launch};
     }
     const Plan plan = make_plan(mode, trace, config, options);
     EXPECT_EQ(plan_fault(plan, trace, config), "") << what;
