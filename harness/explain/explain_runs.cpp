@@ -11,6 +11,7 @@
 #include "harness/interrupt.hpp"
 #include "harness/planner/planner.hpp"
 #include "harness/replay.hpp"
+#include "harness/sweep/mode_checks.hpp"
 #include "harness/sweep/operation_conformance.hpp"
 #include "models/error.hpp"
 #include "models/spec/op_list.hpp"
@@ -27,10 +28,20 @@ RunOptions options_of(const RunSide& side, Tap& tap) {
   return options;
 }
 
+// Where another plan is compared with the serial one, events of the trace disturb only the other: how far a cancelled request comes depends
+// on the plan, and what it keeps is a part of an undisturbed run.
+bool is_undisturbed(const ExplainSubject& subject, const RunSide& side) {
+  return side.mode == ModeSpec{} && subject.expected.mode != subject.actual.mode && disturbs(subject.trace);
+}
+Trace trace_of(const ExplainSubject& subject, const RunSide& side) {
+  return is_undisturbed(subject, side) ? undisturbed(subject.trace) : subject.trace;
+}
+
 RunRecord run(const ExplainSubject& subject, const RunSide& side, Tap& tap) {
   const std::unique_ptr<Executor> executor = make_executor(side.executor, subject.checkpoint);
-  const Plan plan = make_plan(side.mode, subject.trace, subject.config);
-  return replay_watched(*executor, plan, subject.trace, subject.config, options_of(side, tap), nullptr);
+  const Trace trace = trace_of(subject, side);
+  const Plan plan = make_plan(side.mode, trace, subject.config);
+  return replay_watched(*executor, plan, trace, subject.config, options_of(side, tap), nullptr);
 }
 
 // What a faulty run may end with: a value that decides is no number, or an executor finds its own state broken.
@@ -41,8 +52,10 @@ void capture(const ExplainSubject& subject, const RunSide& side, RowCapture& row
   const std::unique_ptr<Executor> executor = make_executor(side.executor, subject.checkpoint);
   RunOptions options = options_of(side, row);
   options.record = {.logits = false};
-  executor->begin(subject.trace, subject.config, options);
-  for (const Submission& submission : make_plan(side.mode, subject.trace, subject.config).submissions) {
+  const Trace trace = trace_of(subject, side);
+  const Plan plan = make_plan(side.mode, trace, subject.config);
+  executor->begin(trace, subject.config, options_for(plan, options));
+  for (const Submission& submission : plan.submissions) {
     throw_if_interrupted();
     executor->submit(submission);
     if (row.found()) return;
@@ -110,13 +123,21 @@ Divergences compare_runs(const ExplainSubject& subject) {
   }
   const int window = subject.config.window();
   if (actual) {
-    explanation.results = compare_records(result.expected, *actual, window);
+    RunRecord expected = result.expected;
+    for (std::size_t i = 0; i < std::min(actual->requests.size(), expected.requests.size()); ++i) {
+      const bool cut = actual->requests[i].outcome == RequestOutcome::cancelled && is_undisturbed(subject, subject.expected);
+      if (cut) expected.requests[i] = cut_to(expected.requests[i], actual->requests[i], window);
+    }
+    explanation.results = compare_records(expected, *actual, window);
     explanation.decision = first_decision(explanation.results);
     if (explanation.decision) {
       explanation.decision_margin_text = decision_margin(*explanation.decision, result.expected, subject.config.values());
     }
   }
   explanation.row = comparer.first();
+  // Two plans may do different work for the same results: windows that are reused, rows past the end, rows that a rewind repeats.
+  const bool same_results = actual && comparer.different() == 0 && explanation.results.identical();
+  if (same_results && subject.expected.mode != subject.actual.mode) explanation.row.reset();
   explanation.rows_compared = comparer.compared();
   explanation.rows_different = comparer.different();
 

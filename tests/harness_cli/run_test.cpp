@@ -139,6 +139,13 @@ TEST(Run, APlannedFailureCostsWorkAndNothingElse) {
   }
 }
 
+TEST(Run, ExplainFindsNothingWhereAModeDoesOtherWorkForTheSameResults) {
+  for (const char* id : {"prefix/t0s0q0:w64/shared-prefix", "async/t0s0q0:w64/late-end", "mixed/t1s0q0:w64/cancelled"}) {
+    const auto result = run_program({"explain", id});
+    EXPECT_EQ(result.exit_code, 0) << id << "\n" << result.out << result.err;
+  }
+}
+
 TEST(Run, ACancelledRequestIsNamedAndDumped) {
   const TemporaryFolder folder;
   const std::string dump = (folder / "cancelled.h5").string();
@@ -151,7 +158,9 @@ TEST(Run, ACancelledRequestIsNamedAndDumped) {
   ASSERT_EQ(record.requests.size(), 5u);
   for (std::size_t i = 0; i < 5; ++i) {
     EXPECT_EQ(record.requests[i].outcome, i < 3 ? RequestOutcome::cancelled : RequestOutcome::completed) << i;
-    EXPECT_EQ(record.requests[i].executions.size(), static_cast<std::size_t>(record.requests[i].prompt_length + record.requests[i].fed) * kLoops) << i;
+    EXPECT_EQ(record.requests[i].executions.size(),
+              static_cast<std::size_t>(record.requests[i].prompt_length + record.requests[i].fed) * kLoops)
+        << i;
   }
 }
 
