@@ -299,6 +299,14 @@ void print_console(const Finding& finding) {
   const BlamedOperation& blamed = finding.what.operation;
   if (!blamed.name.empty()) {
     std::cout << "operation " << blamed.name << "  (" << blamed.clauses << ")\nown bound " << finding.what.bound.text() << "\n";
+    if (finding.what.operations_checked > 0) {
+      std::cout << "faulty    " << finding.what.faulty.size() << " of " << finding.what.operations_checked
+                << " operations and loops of sampled rows are beyond their bound, whatever came before them\n";
+    }
+    for (const FaultyOperation& faulty : finding.what.faulty) {
+      std::cout << "          " << faulty.name << (faulty.loop > 0 ? " loop " + std::to_string(faulty.loop) : "") << ", error / bound "
+                << significant(faulty.ratio, 3) << ", " << faulty.where << "\n";
+    }
   }
   std::cout << "\n";
   if (finding.what.row && !finding.what.result_is_first) {
@@ -351,6 +359,14 @@ void print_json(const Finding& finding) {
                               {"own_bound", finding.what.bound.text()},
                               {"rows_compared", finding.what.rows_compared},
                               {"rows_different", finding.what.rows_different}};
+  if (finding.what.operations_checked > 0) {
+    json["operations_checked"] = finding.what.operations_checked;
+    json["faulty"] = nlohmann::ordered_json::array();
+    for (const FaultyOperation& faulty : finding.what.faulty) {
+      json["faulty"].push_back(
+          {{"operation", faulty.name}, {"loop", faulty.loop}, {"error_over_bound", faulty.ratio}, {"where", faulty.where}});
+    }
+  }
   if (!finding.what.actual_error.empty()) json["actual_error"] = finding.what.actual_error;
   if (finding.what.row) {
     const RowId& id = finding.what.row->id;
@@ -446,9 +462,9 @@ void add_explain_command(CLI::App& app, int& exit_code) {
       "  loopgauge explain serial/t1s1q0/seven --against-executor optimized\n"
       "  loopgauge explain before.h5 after.h5\n"
       "  loopgauge explain --mutant early_flush --minimize smallest.h5\n"
-      "The answer: the operation where the runs part, its clauses of the specification, whether its output is within its own bound for "
-      "the\n"
-      "inputs that it had, the row, both values with their distance in ulps, and the first decision that differs with its margin.\n"
+      "The answer: the operation where the runs part, with its clauses; whether its output is within its own bound for the inputs that\n"
+      "it had; between executors or profiles, every operation that is not; the row, both values with their distance in ulps; and the\n"
+      "first decision that differs with its margin.\n"
       "Without --against-* or --mutant a case is compared with its serial plan, and a serial case with the split plan.\n"
       "Exit codes: 0 identical, 1 different, others as everywhere.");
   command->callback([options, &exit_code] {

@@ -60,14 +60,6 @@ std::string exit_margin(const Divergence& d, const RequestRecord& record, const 
          significant(std::fabs(1.0 - survival - static_cast<double>(rule.threshold)), 6) + " from the threshold";
 }
 
-BlamedOperation blamed(std::string_view name, int request, int position, int loop, int layer) {
-  BlamedOperation result{std::string(name), {}, false, request, position, loop, layer};
-  if (const spec::OpSpec* op = spec::find_op(name)) {
-    for (const std::string_view clause : op->clauses) result.clauses += (result.clauses.empty() ? "" : " ") + std::string(clause);
-  }
-  return result;
-}
-
 }  // namespace
 
 std::string operation_clauses(std::string_view tap) {
@@ -109,6 +101,14 @@ std::string result_clauses(const Divergence& divergence) {
   return {};
 }
 
+BlamedOperation blame_operation(std::string_view name, int request, int position, int loop, int layer) {
+  BlamedOperation result{std::string(name), {}, false, request, position, loop, layer};
+  if (const spec::OpSpec* op = spec::find_op(name)) {
+    for (const std::string_view clause : op->clauses) result.clauses += (result.clauses.empty() ? "" : " ") + std::string(clause);
+  }
+  return result;
+}
+
 BlamedOperation blame_row(const RowId& row, const RequestRecord& expected, const EffectiveConfig& config) {
   std::string_view name;
   for (const spec::TapOwner& owner : spec::find_tap(row.operation)) {
@@ -116,7 +116,7 @@ BlamedOperation blame_row(const RowId& row, const RequestRecord& expected, const
     const bool corrected = config.s().enabled && row.position >= expected.prompt_length && row.loop >= 3;
     if (name.empty() || (owner.op->name == "sparse_correction") == corrected) name = owner.op->name;
   }
-  BlamedOperation result = blamed(name, row.request, row.position, row.loop, row.layer);
+  BlamedOperation result = blame_operation(name, row.request, row.position, row.loop, row.layer);
   result.decision = row.operation == "sparse_decode.keys";
   return result;
 }
@@ -157,7 +157,7 @@ BlamedOperation blame_result(const Divergence& divergence, const RequestRecord& 
     }
     return {};
   };
-  return blamed(name(), divergence.request, divergence.position, divergence.loop, divergence.layer);
+  return blame_operation(name(), divergence.request, divergence.position, divergence.loop, divergence.layer);
 }
 
 RowDifference row_difference(std::string_view tap, std::span<const float> expected, std::span<const float> actual, std::size_t width,

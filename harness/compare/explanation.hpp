@@ -27,6 +27,7 @@ struct BlamedOperation {
   bool decision = false;  // its output is a choice: with equal inputs every executor makes the same
   int request = 0, position = -1, loop = 0, layer = -1;
 };
+BlamedOperation blame_operation(std::string_view name, int request, int position, int loop, int layer);
 // `expected`: the request's record in the expected run.
 BlamedOperation blame_row(const RowId& row, const RequestRecord& expected, const EffectiveConfig& config);
 BlamedOperation blame_result(const Divergence& divergence, const RequestRecord& expected);

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "harness/commands/common_options.hpp"
+#include "harness/compare/distances.hpp"
 #include "harness/compare/significant.hpp"
 #include "harness/interrupt.hpp"
 #include "harness/planner/planner.hpp"
@@ -103,6 +104,28 @@ OwnBound check_own_bound(const ExplainSubject& subject, const BlamedOperation& b
   return bound;
 }
 
+// Checks the operations of sampled rows of the actual run; the first faulty one takes the blame.
+void blame_faulty_operation(const ExplainSubject& subject, const RunRecord& expected, Explanation& explanation) {
+  OperationTap tap(sampled_positions(expected, subject.checkpoint.config), sampled_key_ranges(expected));
+  const RunRecord record = run(subject, subject.actual, tap);
+  if (!shape_difference(expected, record).empty()) return;  // the sample is not of this run
+  const bool declared_order = record.profile == to_string(Profile::declared);
+  std::vector<OperationErrors> all =
+      OperationReference(subject.checkpoint).check(tap, record, subject.trace, subject.config, declared_order);
+  explanation.operations_checked = static_cast<int>(all.size());
+  std::stable_sort(all.begin(), all.end(), [](const OperationErrors& a, const OperationErrors& b) { return a.loop < b.loop; });
+  const OperationErrors* first = nullptr;
+  for (const OperationErrors& errors : all) {
+    if (errors.passed()) continue;
+    if (first == nullptr) first = &errors;
+    explanation.faulty.push_back({errors.operation, errors.loop, std::fmax(errors.largest_ratio, errors.largest_share),
+                                  errors.tap + " " + errors.where.text() + " element " + std::to_string(errors.element)});
+  }
+  if (first == nullptr) return;
+  explanation.operation = blame_operation(first->operation, first->where.request, first->where.position, first->loop, first->where.layer);
+  explanation.bound = {OwnBound::State::beyond, explanation.faulty.front().ratio, {}};
+}
+
 struct Divergences {
   Explanation explanation;
   RunRecord expected;
@@ -183,7 +206,8 @@ std::string OwnBound::text() const {
 Explanation find_divergence(const ExplainSubject& subject) { return compare_runs(subject).explanation; }
 
 Explanation explain_runs(const ExplainSubject& subject) {
-  Explanation explanation = find_divergence(subject);
+  Divergences found = compare_runs(subject);
+  Explanation& explanation = found.explanation;
   if (explanation.row) {
     const DivergentRow& row = *explanation.row;
     RowCapture on_expected(row.id, kEvidenceBytes), on_actual(row.id, kEvidenceBytes);
@@ -194,8 +218,13 @@ Explanation explain_runs(const ExplainSubject& subject) {
     explanation.row_difference = row_difference(row.id.operation, explanation.expected_row, explanation.actual_row,
                                                 std::max(on_expected.width(), on_actual.width()), subject.checkpoint.config);
   }
-  if (!explanation.operation.name.empty()) explanation.bound = check_own_bound(subject, explanation.operation);
-  return explanation;
+  if (explanation.operation.name.empty()) return std::move(explanation);
+  explanation.bound = check_own_bound(subject, explanation.operation);
+  const bool orders_differ = subject.expected.executor != subject.actual.executor || subject.expected.profile != subject.actual.profile;
+  const bool checkable = explanation.actual_error.empty() && subject.actual.profile != Profile::double_precision;
+  if (orders_differ && checkable && explanation.bound.state != OwnBound::State::beyond)
+    blame_faulty_operation(subject, found.expected, explanation);
+  return std::move(explanation);
 }
 
 }  // namespace loopgauge::harness

@@ -51,6 +51,14 @@ struct OwnBound {
   std::string text() const;
 };
 
+// An operation of the actual run that is wrong for the inputs that it had, whatever came before it.
+struct FaultyOperation {
+  std::string name;  // of the registry
+  int loop = 0;
+  double ratio = 0.0;  // error / bound of the worst element
+  std::string where;   // "attention.output request 0 position 17 layer 2 head 1 element 3"
+};
+
 struct Explanation {
   RecordComparison results;
   std::string actual_error;  // what ended the actual run, if anything did: its results are then not compared
@@ -63,6 +71,10 @@ struct Explanation {
   bool result_is_first = false;  // the recorded result parts before the first operation row that differs
   BlamedOperation operation;     // empty when the runs are identical
   OwnBound bound;
+  // Where the two runs add in different orders, by executor or profile, their first difference says nothing: the operations of sampled rows
+  // of the actual run are then checked one by one, and the first that is beyond its bound is the one to blame.
+  int operations_checked = 0;           // operations and loops
+  std::vector<FaultyOperation> faulty;  // by loop, then in the registry's order
 
   bool identical() const { return actual_error.empty() && !row && results.identical(); }
 };

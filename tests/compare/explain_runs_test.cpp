@@ -91,6 +91,35 @@ TEST(ExplainRuns, TheOwnBoundTellsAWrongOperationFromInheritedNoise) {
   EXPECT_EQ(explain_runs(noise.subject()).bound.state, OwnBound::State::not_checked);
 }
 
+// Between executors that add in other orders everything differs from the first sum on: the fault is found by the bounds.
+TEST(ExplainRuns, AFaultAmongOrderNoiseIsFoundByTheBounds) {
+  struct Case {
+    const char* switches;
+    Fault fault;
+    const char* operation;
+    int loop;
+  };
+  for (const Case& c :
+       {Case{"t0s0q0", Fault::swapped_norms, "rms_norm", 1}, Case{"t0s0q0", Fault::loop_off_by_one, "attention_dense", 2},
+        Case{"t0s1q0", Fault::loop3_reference_at_loop4, "sparse_correction", 4},
+        Case{"t1s0q0", Fault::contiguous_causal_mask, "attention_dense", 3}, Case{"t1s0q0", Fault::aliased_hidden_rows, "update_score", 4},
+        Case{"t0s0q0", Fault::exit_weighted_logits, "head_argmax", 4}, Case{"t0s0q1", Fault::scale_by_reciprocal, "residual_encode", 1},
+        Case{"t0s0q0", Fault::none, "", 0}}) {
+    Subject subject(c.switches, c.fault);
+    subject.actual.profile = Profile::reordered;
+    const Explanation explanation = explain_runs(subject.subject());
+    if (c.fault == Fault::none) {
+      EXPECT_GT(explanation.operations_checked, 20);
+      EXPECT_TRUE(explanation.faulty.empty());
+      EXPECT_EQ(explanation.bound.state, OwnBound::State::within);
+      continue;
+    }
+    EXPECT_EQ(explanation.operation.name, c.operation) << to_string(c.fault);
+    EXPECT_EQ(explanation.operation.loop, c.loop) << to_string(c.fault);
+    EXPECT_EQ(explanation.bound.state, OwnBound::State::beyond) << to_string(c.fault);
+  }
+}
+
 TEST(ExplainRuns, EqualRunsBlameNothing) {
   Subject same("t1s1q1", Fault::none);
   same.actual.mode = parse_mode("split");
