@@ -11,6 +11,7 @@
 #include "harness/case.hpp"
 #include "harness/commands/command.hpp"
 #include "harness/commands/common_options.hpp"
+#include "harness/executor_by_name.hpp"
 #include "harness/progress.hpp"
 #include "harness/provenance.hpp"
 #include "models/error.hpp"

@@ -8,8 +8,6 @@
 #include "harness/commands/config_file.hpp"
 #include "harness/io/data_paths.hpp"
 #include "models/error.hpp"
-#include "optimized/cuda_executor.hpp"
-#include "reference/reference_executor.hpp"
 
 namespace loopgauge::harness {
 namespace {
@@ -205,12 +203,6 @@ std::vector<std::string> SettingOptions::given_flags(SettingGroup group) const {
     if (row.group == group && option != flag_options_.end() && option->second->count() > 0) flags.push_back(option->first);
   }
   return flags;
-}
-
-std::unique_ptr<Executor> make_executor(std::string_view name, const Checkpoint& checkpoint) {
-  if (name == "reference") return reference::make_reference_executor(checkpoint);
-  if (name == "optimized") return optimized::make_cuda_executor(checkpoint);
-  throw ConfigError("executor '" + std::string(name) + "' is not one of: reference, optimized");
 }
 
 void require_output(std::string_view output, std::span<const std::string_view> accepted) {

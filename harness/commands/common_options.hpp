@@ -80,10 +80,6 @@ class SettingOptions {
   std::map<std::string, CLI::Option*> flag_options_;
 };
 
-// "reference" or "optimized". Throws ConfigError for another word, UnsupportedError when the optimized runtime cannot be used.
-// `checkpoint` must outlive the executor.
-std::unique_ptr<Executor> make_executor(std::string_view name, const Checkpoint& checkpoint);
-
 // "console", "json", "csv": the words of `accepted` that --output may take. Throws ConfigError listing them.
 void require_output(std::string_view output, std::span<const std::string_view> accepted);
 

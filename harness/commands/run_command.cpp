@@ -12,6 +12,7 @@
 #include "harness/commands/case_selection.hpp"
 #include "harness/commands/command.hpp"
 #include "harness/commands/common_options.hpp"
+#include "harness/executor_by_name.hpp"
 #include "harness/io/decisions_file.hpp"
 #include "harness/io/digest.hpp"
 #include "harness/io/dump_file.hpp"

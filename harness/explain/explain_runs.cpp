@@ -6,9 +6,9 @@
 #include <memory>
 #include <utility>
 
-#include "harness/commands/common_options.hpp"
 #include "harness/compare/distances.hpp"
 #include "harness/compare/significant.hpp"
+#include "harness/executor_by_name.hpp"
 #include "harness/interrupt.hpp"
 #include "harness/planner/planner.hpp"
 #include "harness/replay.hpp"
