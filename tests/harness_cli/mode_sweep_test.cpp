@@ -206,6 +206,28 @@ TEST(ModeSweep, ExecutionDependentTimingIsMeasuredAndNotJudged) {
   }
 }
 
+TEST(ModeSweep, ADifferenceUnderExecutionDependentTimingIsReportedWhereItIs) {
+  ModeSweep sweep({shared()}, {"serial"});
+  sweep.request.cases =
+      numbered_cases({parse_case_id("async/t0s0q1:rolling:execution_dependent:w64/shared")}, sweep.request.traces, sweep.checkpoint.config);
+  Liar liar(*sweep.reference);
+  liar.lie = [](RunRecord& record, bool overlapped) {
+    if (overlapped) record.requests[1].logits.row(2)[3] += 0.5f;
+  };
+  sweep.executors.reference = {&liar};
+  const Report report = sweep.run();
+  const CaseResult& row = report.cases.front();
+  EXPECT_EQ(status_of(row, kEqualsSerialCheck), "skipped");
+  const std::string& detail = find_check(row, kEqualsSerialCheck)->detail;
+  EXPECT_NE(detail.find("1 of 16 logits rows differ from the serial plan's, first request 1 position 151"), std::string::npos) << detail;
+  for (const DivergenceRow& entry : row.divergence) {
+    const bool altered = entry.request == 1 && entry.row == 2;
+    EXPECT_EQ(entry.max_logit_difference > 0, altered) << entry.request << " " << entry.row;
+    EXPECT_EQ(entry.kl > 0, altered) << entry.request << " " << entry.row;
+  }
+  EXPECT_EQ(status_of(row, "audit"), "failed");  // such logits are not those of the hidden row
+}
+
 TEST(ModeSweep, AModeWithNothingToDoDoesNotPass) {
   Trace lone = test::trace_of({test::request(0, 9, 0)});
   lone.name = "lone";
