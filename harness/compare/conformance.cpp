@@ -42,13 +42,14 @@ void judge_percentiles(DistanceVerdict& verdict, const PooledDistance& candidate
                        const PooledDistance* exact) {
   const auto values = static_cast<double>(candidate.ascending.size());
   const bool quadratic = candidate.metric == "kl";
+  const bool one_value_says_nothing = quadratic || candidate.metric == "gate";
   for (std::size_t i = 0; i < kPercentiles.size() && !candidate.ascending.empty(); ++i) {
     const double q = kPercentiles[i];
     const auto at = [&](const PooledDistance* d) { return d == nullptr || d->ascending.empty() ? 0.0 : d->percentile(q); };
     verdict.candidate[i] = candidate.percentile(q);
     verdict.reordered[i] = at(reordered);
     verdict.exact[i] = at(exact);
-    verdict.limit[i] = spec::is_judged(values, q, quadratic)
+    verdict.limit[i] = spec::is_judged(values, q, one_value_says_nothing)
                            ? spec::distance_limit(values, q, verdict.reordered[i], verdict.exact[i], quadratic)
                            : std::numeric_limits<double>::infinity();
   }

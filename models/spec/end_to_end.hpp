@@ -29,9 +29,13 @@ inline double sampling_allowance(double values, double percentile) {
   return 1.0 + 2.0 / std::sqrt(std::fmax(1.0, values * (1.0 - percentile)));
 }
 
-// Where one value decides, KL is not judged: it spans orders of magnitude from row to row (nothing where one token is certain), so the
-// largest of a few says nothing about the largest of another few. The largest |difference of logits| of the same rows is judged.
-inline bool is_judged(double values, double percentile, bool quadratic) { return !quadratic || values * (1.0 - percentile) >= 1.0; }
+// Where one value decides, two metrics are not judged. KL spans orders of magnitude from row to row (nothing where one token is certain), so
+// the largest of a few says nothing about the largest of another few; the largest |difference of logits| of the same rows is judged. A gate
+// logit is one direction of a hidden row, in which a difference of usual length may lie or not; the length is judged (hidden), the gate's own
+// arithmetic is compared bit for bit, and exits by their margins.
+inline bool is_judged(double values, double percentile, bool one_value_says_nothing) {
+  return !one_value_says_nothing || values * (1.0 - percentile) >= 1.0;
+}
 
 // Limit of one percentile of a distance over `values` values. `reordered`, `exact`: the same percentile of distance(reordered, reference)
 // and of distance(double profile, reference). The latter is the floor: where a change of order happens to leave nearly everything as it

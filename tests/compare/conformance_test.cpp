@@ -610,6 +610,19 @@ TEST(Distances, KlIsJudgedWhereMoreThanOneRowDecides) {
   EXPECT_FALSE(judge_distances(candidate, {{pool("logits", noise)}, {}}).front().passed) << "the maximum of other metrics is";
 }
 
+TEST(Distances, GatesAreJudgedWhereMoreThanOneRowDecides) {
+  const std::vector<double> noise(243, 0.03);
+  std::vector<PooledDistance> candidate{pool("gate", noise)};
+  candidate.front().ascending.back() = 0.16;
+  EXPECT_TRUE(judge_distances(candidate, {{pool("gate", noise)}, {}}).front().passed) << "the maximum, and what the 99.9th percentile is of so few";
+  for (std::size_t i = 238; i < 243; ++i) candidate.front().ascending[i] = 0.16;
+  EXPECT_FALSE(judge_distances(candidate, {{pool("gate", noise)}, {}}).front().passed) << "the 99th percentile";
+  candidate.front().metric = "hidden";
+  candidate.front().ascending = noise;
+  candidate.front().ascending.back() = 0.16;
+  EXPECT_FALSE(judge_distances(candidate, {{pool("hidden", noise)}, {}}).front().passed) << "the length of one row's difference decides";
+}
+
 TEST(Distances, LogitsOfAnotherLoopAreNoDistance) {
   RunRecord expected;
   expected.requests.resize(1);
