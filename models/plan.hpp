@@ -36,7 +36,7 @@ enum class ActionKind {
   rewind,   // back to the completed frontier: prompt windows short of the last loop and a decode row on its way start over at loop 1
   publish,  // prompt windows [0, windows) become reusable by requests of the same identity
   reuse,    // the request begins with the published windows [0, windows) of its identity, and computes the others
-  evict,    // windows from `windows` on that this request published are no longer found; requests that share them keep them
+  evict,    // published windows with this request's tokens, from `windows` on, are no longer found; requests that share them keep them
 };
 std::string_view to_string(ActionKind kind);
 

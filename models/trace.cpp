@@ -156,6 +156,12 @@ int fed_tokens(const TraceRequest& request) {
   return request.teacher_forced() ? static_cast<int>(request.forced.size()) : std::max(0, request.max_new_tokens - 1);
 }
 
+int longest_sequence(const Trace& trace) {
+  int longest = 0;
+  for (const TraceRequest& request : trace.requests) longest = std::max(longest, request.prompt_length() + fed_tokens(request));
+  return longest;
+}
+
 std::vector<std::string> trace_faults(const Trace& trace) {
   Faults faults;
   check_name(faults, trace.name);

@@ -47,6 +47,8 @@ struct Trace {
 // Positions after the prompt that are forwarded at most (S-GEN-1, S-GEN-2): all n forced tokens, else max_new_tokens - 1, because the last
 // emitted token is not forwarded.
 int fed_tokens(const TraceRequest& request);
+// Positions of the longest request: its prompt and every token that may be forwarded.
+int longest_sequence(const Trace& trace);
 
 // Every fault of the trace as a sentence "requests/0/prompt[17] = 300 is not below vocab_size 264"; empty when it is valid.
 std::vector<std::string> trace_faults(const Trace& trace);

@@ -48,12 +48,6 @@ void check_in_flight(const RunOptions& options, const EffectiveConfig& config, c
 
 }  // namespace
 
-int longest_sequence(const Trace& trace) {
-  int longest = 0;
-  for (const TraceRequest& request : trace.requests) longest = std::max(longest, request.prompt_length() + fed_tokens(request));
-  return longest;
-}
-
 CudaRun::CudaRun(const RunContext& context, const Trace& trace, const EffectiveConfig& config, const RunOptions& options)
     : model_(context.weights->config),
       weights_(*context.weights),

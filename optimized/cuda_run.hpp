@@ -41,9 +41,6 @@ struct RunContext {
   bool poison = false;
 };
 
-// Positions of the longest request: its prompt and every token that may be forwarded.
-int longest_sequence(const Trace& trace);
-
 class CudaRun {
  public:
   // Throws UnsupportedError or ConfigError for options outside what this executor can do. `trace` outlives the run.

@@ -51,6 +51,8 @@ void CudaRun::rewind(RequestState& s) {
     frontier = s.complete_windows * config_.window();
     for (std::size_t w = static_cast<std::size_t>(s.complete_windows); w < s.windows.size(); ++w) {
       s.begun_loops[w] = 0;
+      // What a selection found is no longer known: the masks it stood for are gone (members_known).
+      for (std::size_t late = 2; late < kLoops; ++late) s.active[late][w].clear();
       if (!s.windows[w]) continue;
       spare_windows_.push_back(std::move(*s.windows[w]));
       s.windows[w].reset();

@@ -2,6 +2,7 @@
 // From the items of a submission to batches of rows, and through one loop of the model.
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "models/error.hpp"
 #include "optimized/cuda_run.hpp"
@@ -35,8 +36,9 @@ std::optional<CudaRun::Part> CudaRun::decode_part(RequestState& s, int position,
   const int step = position - s.prompt_length;
   if (s.finished || s.stopped || step >= s.fed_limit()) return std::nullopt;
   if (loop == 1) {
-    // What the row must see encoded is encoded before it runs; what precedes it is verified by now.
-    flush(s, frontier_rule(s, s.verified()));
+    // What the row must see encoded is encoded before it runs. Below that frontier everything is verified: the tail is longer than what is in
+    // flight (check_in_flight).
+    flush(s, frontier_rule(s, config_.q().timing == EncodingTiming::serial_aligned ? position : s.verified()));
     s.row = DecodeRow{};
     s.row.position = position;
     s.row.key = {s.generation, s.incarnations++};
@@ -64,10 +66,11 @@ void CudaRun::run_step(std::vector<Part>& parts) {
   encode_pending();
   if (parts.empty()) return;
   RowBatch batch = make_batch(parts);
+  if (batch.size() > 0) run_batch(parts, batch);
+  if (std::exchange(failure_, PlannedFailure::none) != PlannedFailure::none) throw PlannedFailureHappened{};  // pieces without a row fail too
   for (const Part& part : parts) {
     if (part.kind == RowKind::prefill) part.request->begun_loops[static_cast<std::size_t>(part.window)] = part.loop;
   }
-  if (batch.size() > 0) run_batch(parts, batch);
   for (const Part& part : parts) {
     RequestState& s = *part.request;
     if (part.kind == RowKind::decode) {

@@ -99,6 +99,8 @@ class CaseRunner {
   const CaseResult& serial_row(const Case& value, const Trace& trace);
   // The run of the serial plan of the undisturbed trace, kept for the cases of one setting.
   const Run& whole_run(const Case& value, const Trace& trace);
+  // Adds a failed check where a request was cancelled at another place than the plan says.
+  bool cancellations_agree(const Case& value, const Trace& trace, const Run& actual, CaseResult& row);
   void compare_with_whole(const Case& value, const Trace& trace, const Run& actual, CaseResult& row);
   void enter_trace(const Trace& trace);
   EffectiveConfig resolve(const Case& value) const;

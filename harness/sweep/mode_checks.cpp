@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 
 #include "harness/sweep/checks.hpp"
@@ -19,6 +20,7 @@ struct PlannedWork {
   std::int64_t preemptions = 0, reused_windows = 0, evictions = 0, failures = 0, decode_items = 0;
   bool several_chunks = false;       // of one request in a submission
   bool several_requests = false;     // in a submission
+  bool ended_early = false;          // of the record: some request fed fewer tokens than the plan has rows for
   std::vector<int> reused, rewinds;  // by request
 };
 
@@ -68,6 +70,12 @@ class Evidence {
   std::vector<std::string> shown_, missing_, idle_;
 };
 
+int most_rows_fed(const RunRecord& record) {
+  int most = 0;
+  for (const RequestRecord& request : record.requests) most = std::max(most, request.fed);
+  return most;
+}
+
 CheckRow mode_check(const ModeSpec& mode, const Plan& plan, const PlannedWork& work, const RunRecord& record) {
   const RunCounters& c = record.counters;
   Evidence evidence;
@@ -100,11 +108,15 @@ CheckRow mode_check(const ModeSpec& mode, const Plan& plan, const PlannedWork& w
   }
   if (mode.preempt && work.preemptions == 0) evidence.nothing_to_do("preempt has nothing to do: no request runs long enough");
   // A request that ends early is not preempted any more.
-  if (work.preemptions > 0 || c.preemptions > 0) {
+  if (work.preemptions > 0 && c.preemptions == 0 && work.ended_early) {
+    evidence.nothing_to_do("preempt has nothing to do: no request lives until the plan preempts it");
+  } else if (work.preemptions > 0 || c.preemptions > 0) {
     evidence.shown(c.preemptions > 0 && c.preemptions <= work.preemptions,
                    std::to_string(c.preemptions) + " of " + counted(work.preemptions, "preemption", "preemptions"));
   }
-  if (mode.async) {
+  if (mode.async && submissions < 2) {
+    evidence.nothing_to_do("async has nothing to do: the plan has one submission");
+  } else if (mode.async) {
     evidence.shown(c.most_in_flight >= 2, counted(c.most_in_flight, "submission", "submissions") + " in flight at most");
     evidence.shown(c.host_reads == 0, counted(c.host_reads, "value", "values") + " read back to prepare a submission");
   } else {
@@ -112,6 +124,8 @@ CheckRow mode_check(const ModeSpec& mode, const Plan& plan, const PlannedWork& w
   }
   if (mode.graph && work.decode_items == 0) {
     evidence.nothing_to_do("graph has nothing to do: the trace has no decode rows");
+  } else if (mode.graph && most_rows_fed(record) < 2) {
+    evidence.nothing_to_do("graph has nothing to do: no request feeds a second token, so that no step comes twice");
   } else if (mode.graph && record.executor.starts_with("optimized")) {
     evidence.shown(c.graph_replays > 0,
                    counted(c.graph_replays, "step", "steps") + " replayed, " + std::to_string(c.graph_fallbacks) + " run eagerly");
@@ -184,7 +198,10 @@ std::vector<CheckRow> mode_checks(const ModeSpec& mode, const Plan& plan, const 
     const std::string reason = "executor " + record.executor + " counts nothing";
     return {not_run_check(kModeCheck, reason), not_run_check(kExecutionsCheck, reason), not_run_check(kDrainCheck, reason)};
   }
-  const PlannedWork work = planned_work(plan, trace.requests.size());
+  PlannedWork work = planned_work(plan, trace.requests.size());
+  for (std::size_t i = 0; i < std::min(trace.requests.size(), record.requests.size()); ++i) {
+    work.ended_early |= record.requests[i].fed < fed_tokens(trace.requests[i]);
+  }
   const std::string held = describe(record.held_at_drain);
   return {mode_check(mode, plan, work, record), executions_check(work, config, record),
           held.empty() ? passed_check(kDrainCheck, "nothing is held") : failed_check(kDrainCheck, "held at the end: " + held)};

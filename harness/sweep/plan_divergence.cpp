@@ -28,7 +28,8 @@ std::vector<DivergenceRow> plan_divergence(const RunRecord& serial, const RunRec
         // Equal infinities are no difference; a NaN stays visible.
         if (p[v] == q[v]) continue;
         const double difference = std::abs(static_cast<double>(p[v]) - static_cast<double>(q[v]));
-        if (!(difference <= out.max_logit_difference)) out.max_logit_difference = difference;
+        if (std::isnan(difference) || difference > out.max_logit_difference) out.max_logit_difference = difference;
+        if (std::isnan(difference)) break;
       }
       out.kl = kl_divergence(p, q);
       out.same_top1 = argmax_lowest_id(p) == argmax_lowest_id(q);
@@ -46,7 +47,9 @@ std::string divergence_summary(const std::vector<DivergenceRow>& rows) {
   const auto different = std::count_if(rows.begin(), rows.end(), differs);
   if (different == 0) return "none of " + std::to_string(rows.size()) + " logits rows differs from the serial plan's";
   const auto first = std::find_if(rows.begin(), rows.end(), differs);
-  const auto worst = std::max_element(rows.begin(), rows.end(), [](const DivergenceRow& a, const DivergenceRow& b) { return a.kl < b.kl; });
+  const auto worst = std::max_element(rows.begin(), rows.end(), [](const DivergenceRow& a, const DivergenceRow& b) {
+    return std::isnan(b.kl) ? !std::isnan(a.kl) : a.kl < b.kl;  // a NaN is the largest
+  });
   const auto other_top1 = std::count_if(rows.begin(), rows.end(), [](const DivergenceRow& row) { return !row.same_top1; });
   return std::to_string(different) + " of " + std::to_string(rows.size()) + " logits rows differ from the serial plan's, first " +
          place(*first) + "; largest KL " + significant(worst->kl, 3) + " at " + place(*worst) + "; " + std::to_string(other_top1) +

@@ -11,16 +11,6 @@
 #include "reference/run/request_life.hpp"
 
 namespace loopgauge::reference {
-namespace {
-
-int longest_sequence(const Trace& trace) {
-  int longest = 0;
-  for (const TraceRequest& request : trace.requests) longest = std::max(longest, request.prompt_length() + fed_tokens(request));
-  return longest;
-}
-
-}  // namespace
-
 template <class P>
 Run<P>::Run(const ModelConfig& model, const std::string& model_sha256, const Weights<Real>& weights, const Trace& trace,
             const EffectiveConfig& config, const RunOptions& options)

@@ -245,6 +245,9 @@ TEST_F(ActionRules, AFailedSubmissionAdvancesNothingAndAsksForARewind) {
   Submission nothing = acts({});
   nothing.failure = PlannedFailure::allocation;
   expect_fault(sequence({nothing}), {"a planned failure needs an item"});
+  Submission twice = failing(prefill(0, 64, 1, 1));
+  twice.items.push_back(prefill(0, 64, 1, 1));
+  expect_fault(sequence({twice}), {"two items"});
 }
 
 TEST_F(ActionRules, AFailureConcernsTheRequestsOfItsSubmissionOnly) {
