@@ -434,7 +434,7 @@ void add_explain_command(CLI::App& app, int& exit_code) {
       ->type_name("CASE | A.h5 B.h5")
       ->expected(0, 2);
   command->add_option("--trace", options->trace_file, "File of the case's trace, where it is not a shipped one")->type_name("FILE");
-  command->add_option("--against-mode", options->against_mode, "Compare with another plan: serial, split, split.p100")->type_name("MODE");
+  command->add_option("--against-mode", options->against_mode, "Compare with another plan: serial, split.p100, wcpb+async, ... (loopgauge list --help)")->type_name("MODE");
   command->add_option("--against-executor", options->against_executor, "Compare with the other executor: reference, optimized")
       ->type_name("NAME");
   command->add_option("--against-profile", options->against_profile, "Compare with another profile: declared, reordered, double")

@@ -124,6 +124,7 @@ struct Outcome {
   double seconds = 0;
   std::map<std::string, std::string> digests;  // empty without --digest
   std::optional<FileDecisions> forced;         // with --decisions
+  std::string failure;                         // as given to --fail
 };
 
 Outcome replay_request(const RunCommandOptions& options, const Request& request) {
@@ -150,6 +151,7 @@ Outcome replay_request(const RunCommandOptions& options, const Request& request)
     run_options.decisions = &outcome.forced->record;
   }
   outcome.id = case_id(request.value);
+  outcome.failure = options.failure;
   outcome.model_folder = request.settings.checkpoint.string();
   outcome.byte_level = checkpoint.config.vocab == kByteVocabulary;
   const auto start = std::chrono::steady_clock::now();
@@ -231,6 +233,9 @@ void print_console(const Outcome& outcome, const Trace& trace, const std::string
   if (outcome.forced) std::cout << "forced    " << forced_text(*outcome.forced) << "\n";
   for (std::size_t i = 0; i < record.requests.size(); ++i) print_request(outcome, trace, i);
   print_counters(record);
+  if (!outcome.failure.empty() && record.counters.failures == 0) {
+    std::cout << "  " << outcome.failure << " did not happen: every row of that submission is past the end of its request\n";
+  }
   if (!outcome.digests.empty()) {
     std::cout << "\ndigests (" << kDigestVersion << ")\n";
     for (const auto& [group, digest] : outcome.digests) std::cout << "  " << digest << "  " << group << "\n";

@@ -289,7 +289,7 @@ Baseline parse_baseline(std::string_view text, std::string_view name) {
     switch (content++) {
       case 0:
         if (words.size() != 2 || words[0] != kMagic)
-          fail(name, line_number, "not a baseline: the first line must be '" + std::string(kMagic) + " 1'");
+          fail(name, line_number, "not a baseline: the first line must be '" + std::string(kMagic) + " " + std::to_string(kBaselineVersion) + "'");
         if (words[1] != "1" && words[1] != std::to_string(kBaselineVersion)) {
           fail(name, line_number, "baseline version " + std::string(words[1]) + "; this program reads versions 1 and 2");
         }

@@ -139,6 +139,13 @@ TEST(Run, APlannedFailureCostsWorkAndNothingElse) {
   }
 }
 
+TEST(Run, SaysThatAPlannedFailureDidNotHappen) {
+  // Submissions 33 to 36 of this plan are past the end that the request reads late.
+  const auto result = test::run_program({"run", "async/t0s0q0:w64/late-end", "--fail", "launch@35"});
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_NE(result.out.find("launch@35 did not happen"), std::string::npos) << result.out;
+}
+
 TEST(Run, ExplainFindsNothingWhereAModeDoesOtherWorkForTheSameResults) {
   for (const char* id : {"prefix/t0s0q0:w64/shared-prefix", "async/t0s0q0:w64/late-end", "mixed/t1s0q0:w64/cancelled"}) {
     const auto result = run_program({"explain", id});
