@@ -67,7 +67,7 @@ void CudaRun::run_step(std::vector<Part>& parts) {
   if (parts.empty()) return;
   RowBatch batch = make_batch(parts);
   if (batch.size() > 0) run_batch(parts, batch);
-  if (std::exchange(failure_, PlannedFailure::none) != PlannedFailure::none) throw PlannedFailureHappened{};  // pieces without a row fail too
+  if (std::exchange(failure_, PlannedFailure::none) != PlannedFailure::none) throw PlannedFailureHappened{};  // also of pieces without a row
   for (const Part& part : parts) {
     if (part.kind == RowKind::prefill) part.request->begun_loops[static_cast<std::size_t>(part.window)] = part.loop;
   }
@@ -186,10 +186,6 @@ void CudaRun::run_batch(const std::vector<Part>& parts, RowBatch& batch) {
   }
   if (graphs_ && batch.decode_rows > 0) ++counters_.graph_fallbacks;
   enqueue_batch(parts, batch);
-  if (failure_ == PlannedFailure::launch) {
-    failure_ = PlannedFailure::none;
-    throw PlannedFailureHappened{};
-  }
 }
 
 // What a captured step repeats when it holds decode rows alone: nothing here depends on the host but the extents of the batch.

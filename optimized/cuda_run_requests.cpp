@@ -4,6 +4,7 @@
 #include <limits>
 #include <string>
 
+#include "models/cut_rows.hpp"
 #include "models/error.hpp"
 #include "optimized/cuda_run.hpp"
 #include "optimized/record_reader.hpp"
@@ -156,17 +157,8 @@ void CudaRun::close_record(RequestState& s) {
       std::fill_n(record.scores[late - 2].begin() + range.begin, range.size(), std::numeric_limits<float>::quiet_NaN());
     }
   }
-  const auto cut = [length](Tensor<float>& rows_of) {
-    if (rows_of.empty()) return;
-    if (length == 0) {
-      rows_of = {};
-      return;
-    }
-    rows_of.data.resize(static_cast<std::size_t>(length) * static_cast<std::size_t>(rows_of.extent(1)));
-    rows_of.shape[0] = length;
-  };
-  for (auto& hidden : record.hidden) cut(hidden);
-  cut(record.gate);
+  for (auto& hidden : record.hidden) cut_rows(hidden, length);
+  cut_rows(record.gate, length);
   record.executions.resize(static_cast<std::size_t>(s.prompt_length + record.fed) * kLoops);
   record.exit_depths.resize(record.tokens.size(), 0);
   if (options_.record.logits && rows > 0) record.logits.shape = {rows, model_.vocab};

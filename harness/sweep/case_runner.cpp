@@ -323,11 +323,11 @@ void CaseRunner::judge_or_throw(const Case& value, const Trace& trace, const Com
   if (claim) claim.fulfil(logits_only(actual.record));
 
   bool judged = false;
-  if (disturbed && !cancellations_agree(value, trace, actual, row)) {
-    // Something else was cancelled: there is nothing to compare the rest with.
-  } else if (disturbed && plans_agree(config)) {
+  // Where something else was cancelled there is nothing to compare the rest with.
+  const bool comparable = !disturbed || cancellations_agree(value, trace, actual, row);
+  if (comparable && disturbed && plans_agree(config)) {
     compare_with_whole(value, trace, actual, row);
-  } else if (value.mode != ModeSpec{} || disturbed) {
+  } else if (comparable && (value.mode != ModeSpec{} || disturbed)) {
     if (!must_equal_serial) {
       row.divergence = plan_divergence(whole_run(value, trace).record, actual.record);
       row.checks.push_back(skipped_check(

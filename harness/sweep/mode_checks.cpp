@@ -7,6 +7,7 @@
 #include <map>
 
 #include "harness/sweep/checks.hpp"
+#include "models/cut_rows.hpp"
 
 namespace loopgauge::harness {
 namespace {
@@ -219,16 +220,6 @@ bool disturbs(const Trace& trace) {
 }
 
 namespace {
-
-void cut_rows(Tensor<float>& tensor, std::int64_t rows) {
-  if (tensor.empty()) return;
-  if (rows == 0) {
-    tensor = {};
-    return;
-  }
-  tensor.data.resize(tensor.data.size() / static_cast<std::size_t>(tensor.shape[0]) * static_cast<std::size_t>(rows));
-  tensor.shape[0] = rows;
-}
 
 template <class T>
 void cut(std::vector<T>& values, std::size_t count) {

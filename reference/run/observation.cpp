@@ -3,23 +3,13 @@
 
 #include <algorithm>
 
+#include "models/cut_rows.hpp"
 #include "reference/run/recurrent_model.hpp"
 
 namespace loopgauge::reference {
 namespace {
 
 constexpr float kNothing = std::numeric_limits<float>::quiet_NaN();
-
-// [rows, width] of a tensor with more rows; a tensor that was not recorded stays empty.
-void cut_rows(Tensor<float>& tensor, int rows) {
-  if (tensor.empty()) return;
-  if (rows == 0) {
-    tensor = {};
-    return;
-  }
-  tensor.data.resize(static_cast<std::size_t>(rows) * static_cast<std::size_t>(tensor.extent(1)));
-  tensor.shape[0] = rows;
-}
 
 // Logical values of every plane as they are read at the end: reconstructed where encoded.
 template <class P>

@@ -17,16 +17,6 @@
 namespace loopgauge::harness {
 namespace {
 
-const CheckRow* find_check(const CaseResult& row, std::string_view name) {
-  const auto found = std::find_if(row.checks.begin(), row.checks.end(), [&](const CheckRow& check) { return check.name == name; });
-  return found == row.checks.end() ? nullptr : &*found;
-}
-
-std::string status_of(const CaseResult& row, std::string_view name) {
-  const CheckRow* check = find_check(row, name);
-  return check == nullptr ? "absent" : check->status;
-}
-
 std::string detail_of(const CaseResult& row, std::string_view name) {
   const CheckRow* check = find_check(row, name);
   return check == nullptr ? "" : check->detail;

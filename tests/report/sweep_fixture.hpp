@@ -4,9 +4,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -16,6 +18,17 @@
 #include "tests/reference/executor/tiny_model.hpp"
 
 namespace loopgauge::harness {
+
+// The check of a row by its name; null where the row has none.
+inline const CheckRow* find_check(const CaseResult& row, std::string_view name) {
+  const auto found = std::find_if(row.checks.begin(), row.checks.end(), [&](const CheckRow& check) { return check.name == name; });
+  return found == row.checks.end() ? nullptr : &*found;
+}
+
+inline std::string status_of(const CaseResult& row, std::string_view name) {
+  const CheckRow* check = find_check(row, name);
+  return check == nullptr ? "absent" : check->status;
+}
 
 // Prompts over one flush, one window and one group, with continuations that flush the tail again.
 inline std::vector<Trace> small_traces() {
