@@ -9,6 +9,7 @@
 
 #include "models/algorithm_config.hpp"
 #include "models/fault.hpp"
+#include "models/handoff/transfer.hpp"
 #include "models/plan.hpp"
 #include "models/run_record.hpp"
 #include "models/trace.hpp"
@@ -41,7 +42,15 @@ enum class Profile {
 std::string_view to_string(Profile profile);
 Profile parse_profile(std::string_view text);  // throws ConfigError listing the words
 
+// Which part of a request's life a run has (S-PD-1).
+enum class Stage {
+  whole,    // all of it
+  prefill,  // prompts only: no logits are formed, what the prompt leaves goes through handoff_source()
+  decode,   // what comes after: requests begin through handoff_target(), no prompt row runs
+};
+
 struct RunOptions {
+  Stage stage = Stage::whole;
   Profile profile = Profile::declared;
   RecordGroups record;
   Fault fault = Fault::none;
@@ -64,6 +73,9 @@ class Executor {
   virtual void begin(const Trace& trace, const EffectiveConfig& config, const RunOptions& options) = 0;
   // May return before the work is done. Errors of the work may surface here or in a later call.
   virtual void submit(const Submission& submission) = 0;
+  // Ends of handoffs, during a run with Stage::prefill and Stage::decode. Null where the executor has none.
+  virtual handoff::Source* handoff_source() { return nullptr; }
+  virtual handoff::Target* handoff_target() { return nullptr; }
   // Waits for all work and hands over the record. The executor can begin() again afterwards.
   virtual RunRecord finish() = 0;
 };

@@ -26,6 +26,7 @@ struct Progress {
   bool started = false;
   bool preempted = false;
   bool cancelled = false;
+  bool handed_off = false;
   bool dirty = false;             // a failed submission touched it
 
   bool prompt_complete(int loops) const { return window_loops.back() == loops; }
@@ -60,6 +61,7 @@ class Checker {
   }
 
   std::string check(const Plan& plan) {
+    handoff_ = plan.handoff;
     if (plan.submissions_in_flight < 1) return "at least one submission is in flight, not " + std::to_string(plan.submissions_in_flight);
     if (plan.submissions_in_flight > 1 && config_.exit().mode == ExitMode::threshold) {
       return "exit threshold decides on a gate before the next loop is issued, which " + std::to_string(plan.submissions_in_flight) +
@@ -150,6 +152,7 @@ class Checker {
       case ActionKind::preempt:
         if (!r.started) return "the request holds nothing yet";
         if (r.preempted) return "the request is preempted already";
+        if (handoff_ && !r.handed_off) return "what a handoff reads stays where it is";
         if (r.dirty) return "an earlier submission of the request failed: its state is undefined until a rewind";
         r.preempted = true;
         return {};
@@ -161,8 +164,19 @@ class Checker {
       case ActionKind::publish: return publish(action);
       case ActionKind::reuse: return reuse(action);
       case ActionKind::evict: return evict(action);
+      case ActionKind::hand_off: return hand_off(action);
     }
     throw InternalError("unknown action");
+  }
+
+  std::string hand_off(const Action& action) {
+    Progress& r = of(action.request);
+    if (!handoff_) return "the plan is not one of handoffs";
+    if (std::string fault = at_rest(action.request); !fault.empty()) return fault;
+    if (r.handed_off) return "the request has been handed off already";
+    if (!r.prompt_complete(config_.loops())) return "the prompt is not complete";
+    r.handed_off = true;
+    return {};
   }
 
   std::string rewind(Progress& r) const {
@@ -279,6 +293,7 @@ class Checker {
         return "needs the complete prompt; window " + std::to_string(w) + " has completed " + std::to_string(r.window_loops[w]) + " loops";
       }
     }
+    if (handoff_ && !r.handed_off) return "the request has not been handed off";
     if (index > r.rows_done) return "needs position " + std::to_string(r.prompt_length + r.rows_done) + " with all its loops";
     const int done = index < r.rows_done ? config_.loops() : r.row_loops;
     if (done != item.loop_first - 1) return "has completed " + std::to_string(done) + " loops, so loop " + std::to_string(done + 1) + " is next";
@@ -326,6 +341,7 @@ class Checker {
         const int next = static_cast<int>(w) * config_.window() + r.window_part[w];
         if (r.window_loops[w] < config_.loops()) return at(next, r.window_loops[w]);
       }
+      if (handoff_ && !r.handed_off) return who + " not handed off";
       if (r.rows_done < r.decode_rows) return at(r.prompt_length + r.rows_done, r.row_loops);
     }
     return {};
@@ -335,6 +351,7 @@ class Checker {
   const EffectiveConfig& config_;
   std::vector<Progress> requests_;
   std::set<WindowTokens> published_;
+  bool handoff_ = false;          // of the plan
 };
 
 }  // namespace
@@ -348,6 +365,7 @@ std::string_view to_string(ActionKind kind) {
     case ActionKind::publish: return "publish";
     case ActionKind::reuse: return "reuse";
     case ActionKind::evict: return "evict";
+    case ActionKind::hand_off: return "hand_off";
   }
   throw InternalError("unknown action");
 }

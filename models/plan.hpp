@@ -37,6 +37,7 @@ enum class ActionKind {
   publish,  // prompt windows [0, windows) become reusable by requests of the same identity
   reuse,    // the request begins with the published windows [0, windows) of its identity, and computes the others
   evict,    // published windows with this request's tokens, from `windows` on, are no longer found; requests that share them keep them
+  hand_off,  // the prompt is complete: what it leaves goes elsewhere, where the request goes on (S-ACT-7); before its first decode row
 };
 std::string_view to_string(ActionKind kind);
 
@@ -73,6 +74,7 @@ struct Plan {
   // + 1 have been read, and no other. 1: every result is read before the next submission is issued.
   int submissions_in_flight = 1;
   bool graph_replay = false;               // decode steps are captured once and replayed (S-GRAPH)
+  bool handoff = false;                    // every request is handed off: two executors run the plan (S-PD)
 };
 
 // The first violated rule as a sentence that names submission, item or action and the missing predecessor; empty when the plan is legal

@@ -30,6 +30,8 @@ void CudaRun::act(const Action& action) {
       return reuse(s, action.windows);
     case ActionKind::evict:
       return evict(s, action.windows);
+    case ActionKind::hand_off:
+      throw InternalError(s.name() + ": a handoff is carried out between two executors, by neither of them");
   }
   throw InternalError("unknown action");
 }

@@ -58,6 +58,7 @@ class ReferenceExecutor final : public Executor {
 
   void begin(const Trace& trace, const EffectiveConfig& config, const RunOptions& options) override {
     require_fault_in(options.fault, name());
+    if (options.stage != Stage::whole) throw UnsupportedError("the reference executor hands no request over in this version");
     if (config.exit().mode == ExitMode::trace) {
       for (std::size_t i = 0; i < trace.requests.size(); ++i) {
         if (trace.requests[i].exit_depths.size() < static_cast<std::size_t>(trace.requests[i].max_new_tokens)) {

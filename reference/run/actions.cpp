@@ -180,6 +180,8 @@ void act(RunContext<P>& run, RequestState<P>& s, const Action& action) {
     case ActionKind::evict:
       evict(run, s, action.windows);
       return;
+    case ActionKind::hand_off:
+      throw InternalError(name(s) + ": a handoff is carried out between two executors, by neither of them");
   }
   throw InternalError("unknown action");
 }
