@@ -18,7 +18,8 @@ constexpr std::size_t kPlannedSchedules = 4;
 constexpr std::array<std::string_view, 4> kModifiers{"prefix", "preempt", "async", "graph"};
 
 constexpr std::string_view kSettingsForm =
-    "t0s0q0 to t1s1q1, with q1 :policy:timing, then parameters such as w64, retention10000-10000-5000-2500, keys500, tail32, "
+    "t0s0q0 to t1s1q1, with q1 :policy:timing, then parameters such as w64, retention10000-10000-5000-2500, "
+    "reserve=final_prompt_token, keys500, tail32, "
     "flush=eager, exit=threshold0.9, minloops2";
 
 std::string in_quotes(std::string_view text) { return "'" + std::string(text) + "'"; }
@@ -122,6 +123,11 @@ std::string_view parse_parameter(AlgorithmConfig& config, std::string_view part)
     parse_retention(config, value, part);
     return "retention";
   }
+  if (take_prefix(value, "reserve=")) {
+    need_switch(config.token_sparse_prefill.enabled, part, "t1");
+    config.token_sparse_prefill.reserve = parse_slot_reservation(value);
+    return "reserve";
+  }
   if (take_prefix(value, "keys")) {
     need_switch(config.sparse_decode_attention.enabled, part, "s1");
     config.sparse_decode_attention.key_fraction_bp = parse_number(value, part);
@@ -150,9 +156,9 @@ std::string_view parse_parameter(AlgorithmConfig& config, std::string_view part)
     config.window = parse_number(value, part);
     return "w";
   }
-  throw ConfigError(
-      "case parameter " + in_quotes(part) +
-      " is not one of: w<tokens>, retention<bp>-<bp>-<bp>-<bp>, keys<bp>, tail<tokens>, flush=eager, exit=<rule>, minloops<N>");
+  throw ConfigError("case parameter " + in_quotes(part) +
+                    " is not one of: w<tokens>, retention<bp>-<bp>-<bp>-<bp>, reserve=final_prompt_token, keys<bp>, tail<tokens>, "
+                    "flush=eager, exit=<rule>, minloops<N>");
 }
 
 AlgorithmConfig parse_settings(std::string_view text) {
@@ -324,6 +330,7 @@ std::string settings_text(const AlgorithmConfig& config) {
     text += ":retention";
     for (std::size_t i = 0; i < t.retention_bp.size(); ++i) text += (i == 0 ? "" : "-") + number_text(t.retention_bp[i], "retention");
   }
+  if (t.enabled && t.reserve != defaults.token_sparse_prefill.reserve) text += ":reserve=" + std::string(to_string(t.reserve));
   if (s.enabled && s.key_fraction_bp != defaults.sparse_decode_attention.key_fraction_bp) {
     text += ":keys" + number_text(s.key_fraction_bp, "key fraction");
   }

@@ -25,6 +25,7 @@
 //     policy and timing are written exactly when q1. Parameters are written only where they differ from the default, in this order:
 //     w<N>                            window in tokens (256)
 //     retention<bp>-<bp>-<bp>-<bp>    with t1: loops 1 to 4 (10000-10000-2500-1000)
+//     reserve=final_prompt_token      with t1: the prompt's last position is always selected, an ablation (none)
 //     keys<bp>                        with s1: key fraction (1000)
 //     tail<N>                         with q1: tail in tokens (64)
 //     flush=eager                     with q1: flush rule (committed)

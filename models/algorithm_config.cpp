@@ -25,6 +25,8 @@ constexpr Word<EncodingTiming> kTimings[] = {{EncodingTiming::serial_aligned, "s
 constexpr Word<FlushRule> kFlushRules[] = {{FlushRule::committed, "committed"}, {FlushRule::eager, "eager"}};
 constexpr Word<ExitMode> kExitModes[] = {
     {ExitMode::full, "full"}, {ExitMode::threshold, "threshold"}, {ExitMode::delayed, "delayed"}, {ExitMode::trace, "trace"}};
+constexpr Word<SlotReservation> kReservations[] = {{SlotReservation::none, "none"},
+                                                   {SlotReservation::final_prompt_token, "final_prompt_token"}};
 
 template <class Enum>
 std::string_view text_of(std::span<const Word<Enum>> words, Enum value) {
@@ -54,9 +56,11 @@ std::string_view to_string(EncodingPolicy policy) { return text_of<EncodingPolic
 std::string_view to_string(EncodingTiming timing) { return text_of<EncodingTiming>(kTimings, timing); }
 std::string_view to_string(FlushRule flush) { return text_of<FlushRule>(kFlushRules, flush); }
 std::string_view to_string(ExitMode mode) { return text_of<ExitMode>(kExitModes, mode); }
+std::string_view to_string(SlotReservation reservation) { return text_of<SlotReservation>(kReservations, reservation); }
 EncodingPolicy parse_encoding_policy(std::string_view text) { return value_of<EncodingPolicy>(kPolicies, "encoding policy", text); }
 EncodingTiming parse_encoding_timing(std::string_view text) { return value_of<EncodingTiming>(kTimings, "encoding timing", text); }
 FlushRule parse_flush_rule(std::string_view text) { return value_of<FlushRule>(kFlushRules, "flush rule", text); }
+SlotReservation parse_slot_reservation(std::string_view text) { return value_of<SlotReservation>(kReservations, "slot reservation", text); }
 
 std::string switches_text(const AlgorithmConfig& config) {
   std::string text = "t0s0q0";
@@ -100,8 +104,9 @@ EffectiveConfig EffectiveConfig::resolve(const AlgorithmConfig& requested, const
   const bool any_feature = t.enabled || s.enabled || q.enabled;
   require(model.loops >= 1 && model.loops <= kLoops,
           "the model has " + std::to_string(model.loops) + " loops (total_ut_steps); between 1 and 4 are supported");
-  require(!any_feature || model.loops == kLoops, "switches " + switches_text(requested) + " need a model with exactly four loops, this one has " +
-                                                     std::to_string(model.loops) + " (total_ut_steps); use t0s0q0");
+  require(!any_feature || model.loops == kLoops, "switches " + switches_text(requested) +
+                                                     " need a model with exactly four loops, this one has " + std::to_string(model.loops) +
+                                                     " (total_ut_steps); use t0s0q0");
 
   require(requested.window > 0 && requested.window % kGroupSize == 0,
           "window " + std::to_string(requested.window) + " is not a positive multiple of 64");
@@ -135,7 +140,7 @@ EffectiveConfig EffectiveConfig::resolve(const AlgorithmConfig& requested, const
 
 std::string EffectiveConfig::canonical_json() const {
   const nlohmann::json json = {
-      {"token_sparse_prefill", {{"enabled", t().enabled}, {"retention_bp", t().retention_bp}}},
+      {"token_sparse_prefill", {{"enabled", t().enabled}, {"retention_bp", t().retention_bp}, {"reserve", to_string(t().reserve)}}},
       {"sparse_decode_attention", {{"enabled", s().enabled}, {"key_fraction_bp", s().key_fraction_bp}}},
       {"kv_residual_quantization",
        {{"enabled", q().enabled},
@@ -168,8 +173,10 @@ int encoded_frontier(const EffectiveConfig& config, int prompt_length, int commi
   if (!q.enabled) return 0;
   const int flushed = kGroupSize * (std::max(0, committed - q.tail) / kGroupSize);
   switch (q.policy) {
-    case EncodingPolicy::fixed_prompt: return prompt_length;
-    case EncodingPolicy::rolling: return flushed;
+    case EncodingPolicy::fixed_prompt:
+      return prompt_length;
+    case EncodingPolicy::rolling:
+      return flushed;
     case EncodingPolicy::streaming: {
       const int full_windows = config.window() * (prompt_length / config.window());
       return committed > prompt_length ? std::max(full_windows, flushed) : full_windows;

@@ -13,45 +13,50 @@
 
 namespace loopgauge {
 
-inline constexpr int kLoops = 4;               // FlashLoop is defined for exactly four loops
-inline constexpr int kBasisPoints = 10000;     // fractions are integers in basis points
-inline constexpr int kGroupSize = 64;          // values of one quantization group; also the page and flush size in tokens
+inline constexpr int kLoops = 4;            // FlashLoop is defined for exactly four loops
+inline constexpr int kBasisPoints = 10000;  // fractions are integers in basis points
+inline constexpr int kGroupSize = 64;       // values of one quantization group; also the page and flush size in tokens
 
 enum class EncodingPolicy { fixed_prompt, rolling, streaming };
 enum class EncodingTiming { serial_aligned, execution_dependent };
 enum class FlushRule { committed, eager };
 enum class ExitMode { full, threshold, delayed, trace };
+// Ablation (S-TSEL-10): whether the prompt's last position has a slot of its window's budgets, whatever its score. The method has none.
+enum class SlotReservation { none, final_prompt_token };
 
 std::string_view to_string(EncodingPolicy policy);
 std::string_view to_string(EncodingTiming timing);
 std::string_view to_string(FlushRule flush);
 std::string_view to_string(ExitMode mode);
+std::string_view to_string(SlotReservation reservation);
 // Each parser throws ConfigError listing the accepted words.
 EncodingPolicy parse_encoding_policy(std::string_view text);
 EncodingTiming parse_encoding_timing(std::string_view text);
 FlushRule parse_flush_rule(std::string_view text);
+SlotReservation parse_slot_reservation(std::string_view text);
 
-struct TokenSparsePrefill {          // switch T
+struct TokenSparsePrefill {  // switch T
   bool enabled = false;
   std::array<int, kLoops> retention_bp{10000, 10000, 2500, 1000};
+  SlotReservation reserve = SlotReservation::none;
 };
 
-struct SparseDecodeAttention {       // switch S
+struct SparseDecodeAttention {  // switch S
   bool enabled = false;
   int key_fraction_bp = 1000;
 };
 
-struct KvResidualQuantization {      // switch Q
+struct KvResidualQuantization {  // switch Q
   bool enabled = false;
   EncodingPolicy policy = EncodingPolicy::rolling;
   EncodingTiming timing = EncodingTiming::serial_aligned;
   FlushRule flush = FlushRule::committed;
-  int tail = 64;                     // tokens; >= 0
+  int tail = 64;  // tokens; >= 0
 };
 
 struct ExitRule {
   ExitMode mode = ExitMode::full;
-  float threshold = 1.0f;            // on the cumulative exit probability; < 1 for an exit to be possible
+  float threshold = 1.0f;  // on the cumulative exit probability; < 1 for an exit to be possible
   int min_loops = 1;
 };
 
@@ -59,7 +64,7 @@ struct AlgorithmConfig {
   TokenSparsePrefill token_sparse_prefill;
   SparseDecodeAttention sparse_decode_attention;
   KvResidualQuantization kv_residual_quantization;
-  int window = 256;                  // selection and block window in tokens, a positive multiple of 64
+  int window = 256;  // selection and block window in tokens, a positive multiple of 64
   ExitRule exit;
 };
 
@@ -84,6 +89,8 @@ class EffectiveConfig {
 
   // T does selection work: enabled and loop 3 or loop 4 below 10000 (SPEC.md, token-sparse prefill).
   bool selects_tokens() const { return selects_tokens_; }
+  // The position of a prompt that is selected whatever its score, in the window that holds it; -1: there is none (S-TSEL-10).
+  int reserved_position(int prompt_length) const { return t().reserve == SlotReservation::final_prompt_token ? prompt_length - 1 : -1; }
   std::string switches() const { return switches_text(values_); }
   // One line of sorted JSON: the identity of the configuration.
   std::string canonical_json() const;

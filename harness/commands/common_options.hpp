@@ -17,6 +17,7 @@
 //     [token_sparse_prefill]
 //     enabled = true
 //     retention_bp = [10000, 10000, 2500, 1000]
+//     reserve = "none"
 //
 //     [sparse_decode_attention]
 //     enabled = true
@@ -49,7 +50,7 @@ namespace loopgauge::harness {
 
 enum class SettingGroup {
   mode,       // --mode, --piece-tokens, --draft-depth, --draft-length
-  algorithm,  // --switches, --window, --retention, --key-fraction, --policy, --timing, --flush, --tail, --exit, --min-loops
+  algorithm,  // --switches, --window, --retention, --reserve, --key-fraction, --policy, --timing, --flush, --tail, --exit, --min-loops
   execution,  // --checkpoint, --executor, --profile
 };
 

@@ -173,7 +173,11 @@ void selection(const AuditContext& c) {
         comparable = comparable && (!is_eligible || std::isfinite(score(p)));
       }
       if (!comparable) continue;
-      std::stable_sort(eligible.begin(), eligible.end(), [&](int a, int b) { return score(a) > score(b); });  // stable: ascending position
+      const int reserved = c.config.reserved_position(c.prompt());
+      std::stable_sort(eligible.begin(), eligible.end(), [&](int a, int b) {  // stable: ascending position
+        if (a == reserved || b == reserved) return a == reserved && b != reserved;
+        return score(a) > score(b);
+      });
       const auto take = std::min(eligible.size(), chosen.size());  // a wrong number is active_budget's finding
       std::vector<int> best(eligible.begin(), eligible.begin() + static_cast<std::ptrdiff_t>(take));
       std::sort(best.begin(), best.end());

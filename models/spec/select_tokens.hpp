@@ -9,7 +9,7 @@ namespace loopgauge::spec {
 inline constexpr OpSpec kSelectTokens{
     .name = "select_tokens",
     .equation = "active = first min(budget(bp, N), |eligible|) eligible rows by (score descending, position ascending), listed ascending",
-    .clauses = {"S-TSEL-1", "S-TSEL-4", "S-TSEL-5", "S-CFG-2", "S-NUM-4", "S-INV-9"},
+    .clauses = {"S-TSEL-1", "S-TSEL-4", "S-TSEL-5", "S-TSEL-10", "S-CFG-2", "S-NUM-4", "S-INV-9"},
     .axes = {"N", "B"},
     .inputs = {{"score", "N", Format::fp32, "one per eligible row"}, {"eligible", "N", Format::uint8, "member of active[r-1]"}},
     .outputs =

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "models/error.hpp"
 #include "reference/ops/head_argmax.hpp"
@@ -34,7 +35,12 @@ std::vector<int> select_window(RunContext<P>& run, RequestState<P>& s, int windo
   }
   if (const auto pooled = run.pooled_selection.find({s.index, window}); pooled != run.pooled_selection.end()) return pooled->second;
   const std::vector<int>& candidates = state.active[static_cast<std::size_t>(loop - 2)];
-  const auto score_of = [&](int position) { return scores[static_cast<std::size_t>(position - state.positions.begin)]; };
+  using Real = typename P::Real;
+  const int reserved = run.config.reserved_position(s.prompt_length);
+  const auto score_of = [&](int position) {
+    return position == reserved ? std::numeric_limits<Real>::infinity()
+                                : scores[static_cast<std::size_t>(position - state.positions.begin)];
+  };
   int rows = state.positions.size();
   if (run.planted(Fault::budget_of_previous_set)) rows = static_cast<int>(candidates.size());
   const int count = budget(run.config.t().retention_bp[static_cast<std::size_t>(loop - 1)], rows);

@@ -24,12 +24,14 @@ using reference::Declared;
 
 class DecisionsTest : public DeviceTest {
  protected:
-  std::vector<std::int32_t> select(const std::vector<std::int32_t>& candidates, const std::vector<float>& scores, int budget) {
+  std::vector<std::int32_t> select(const std::vector<std::int32_t>& candidates, const std::vector<float>& scores, int budget,
+                                   int reserved = -1) {
     const auto c = upload(candidates), s = upload(scores);
     auto selected = poisoned<std::int32_t>(static_cast<std::size_t>(budget));
     const int count = static_cast<int>(candidates.size());
     auto scratch = poisoned<std::uint8_t>(optimized::select_tokens_scratch_bytes(count));
-    optimized::select_tokens(c.as<std::int32_t>(), s.as<float>(), count, budget, selected.as<std::int32_t>(), scratch.data(), *stream_);
+    optimized::select_tokens(c.as<std::int32_t>(), s.as<float>(), count, budget, reserved, selected.as<std::int32_t>(), scratch.data(),
+                             *stream_);
     return download<std::int32_t>(selected, static_cast<std::size_t>(budget));
   }
 
@@ -68,10 +70,17 @@ TEST_F(DecisionsTest, ScoresCompareAsNumbers) {
   EXPECT_EQ(select({10, 11, 12}, {0.0f, 1e-45f, 3e38f}, 2), (std::vector<std::int32_t>{11, 12}));
 }
 
+TEST_F(DecisionsTest, TheReservedPositionIsSelectedWhateverItsScore) {
+  EXPECT_EQ(select({10, 11, 12}, {3.0f, 2.0f, 0.0f}, 2, 12), (std::vector<std::int32_t>{10, 12}));
+  EXPECT_EQ(select({10, 11, 12}, {3e38f, 2.0f, -0.0f}, 1, 12), (std::vector<std::int32_t>{12}));
+  EXPECT_EQ(select({10, 11, 12}, {3.0f, 2.0f, 0.0f}, 1, 9), (std::vector<std::int32_t>{10}));  // of another window
+}
+
 TEST_F(DecisionsTest, ExitGateHasTheReferenceBits) {
   for (const int hidden : {8, 100, 384, 2048}) {
     const int rows = 19;
-    const Bits states = random_bits(static_cast<std::size_t>(rows) * hidden, 31), weight = random_bits(hidden, 32, 0.05f), bias = random_bits(1, 33);
+    const Bits states = random_bits(static_cast<std::size_t>(rows) * hidden, 31), weight = random_bits(hidden, 32, 0.05f),
+               bias = random_bits(1, 33);
     const auto x = to_matrix(states, rows, hidden), w = to_matrix(weight, 1, hidden);
     std::vector<float> expected;
     for (int row = 0; row < rows; ++row) {
@@ -136,7 +145,8 @@ TEST_F(DecisionsTest, GreedyTokenIsTheLowestIdOfTheHighestLogit) {
   for (const int vocab : {4, 264, 1000, 49152}) {
     const int rows = 9;
     std::vector<float> logits(static_cast<std::size_t>(rows) * vocab);
-    for (auto& logit : logits) logit = static_cast<float>(static_cast<int>(generator() % 64) - 40);  // many ties, many rows with equal maxima
+    for (auto& logit : logits)
+      logit = static_cast<float>(static_cast<int>(generator() % 64) - 40);  // many ties, many rows with equal maxima
     std::fill_n(logits.begin() + vocab, vocab, -3.0f);
     logits[2 * static_cast<std::size_t>(vocab)] = -0.0f;
     for (int i = 1; i < vocab; ++i) logits[2 * static_cast<std::size_t>(vocab) + static_cast<std::size_t>(i)] = i % 2 == 0 ? 0.0f : -1.0f;

@@ -134,6 +134,8 @@ TEST(CaseId, ReadsTheExamplesOfTheGrammar) {
   const Case tail = parse_case_id("serial/t1s1q1:streaming:serial_aligned:w64:tail32/kv-700");
   EXPECT_EQ(tail.config.window, 64);
   EXPECT_EQ(tail.config.kv_residual_quantization.tail, 32);
+  const Case reserved = parse_case_id("serial/t1s1q0:retention10000-10000-5000-2500:reserve=final_prompt_token:keys500/a");
+  EXPECT_EQ(reserved.config.token_sparse_prefill.reserve, SlotReservation::final_prompt_token);
   EXPECT_EQ(parse_case_id("serial/t0s1q0:keys10000/a").config.sparse_decode_attention.key_fraction_bp, 10000);
   EXPECT_EQ(parse_case_id("serial/t0s0q0:exit=threshold0.5/a").config.exit.threshold, 0.5f);
 }
@@ -214,6 +216,9 @@ TEST(CaseId, ErrorsNameThePartAndTheAcceptedWords) {
   expect_error("serial/t0s0q0:w/a", {"'w'", "whole number"});
   expect_error("serial/t0s0q0:tail32/a", {"'tail32'", "q1"});
   expect_error("serial/t0s0q0:keys500/a", {"'keys500'", "s1"});
+  expect_error("serial/t0s1q0:reserve=final_prompt_token/a", {"'reserve=final_prompt_token'", "t1"});
+  expect_error("serial/t1s0q0:reserve=last/a", {"slot reservation 'last'", "none, final_prompt_token"});
+  expect_error("serial/t1s0q0:reserve=none/a", {"write 'serial/t1s0q0/a'"});
   expect_error("serial/t0s0q0:retention10000-10000-1-1/a", {"t1"});
   expect_error("serial/t1s0q0:retention10000-10000/a", {"four basis points"});
   expect_error("serial/t0s0q0:exit=never/a", {"'exit=never'", "exit=trace"});

@@ -93,6 +93,7 @@ TEST(Settings, EachGroupStandsAlone) {
 
 TEST(Settings, FlagsWithoutEffectAreErrors) {
   EXPECT_EQ(error_of({"--retention", "10000,10000,1,1"}), "--retention has no effect without t1 (token_sparse_prefill)");
+  EXPECT_EQ(error_of({"--reserve", "final_prompt_token"}), "--reserve has no effect without t1 (token_sparse_prefill)");
   EXPECT_EQ(error_of({"--key-fraction", "1"}), "--key-fraction has no effect without s1 (sparse_decode_attention)");
   for (const char* flag : {"--policy=rolling", "--timing=serial_aligned", "--flush=eager", "--tail=1"}) {
     EXPECT_NE(error_of({flag}).find("has no effect without q1 (kv_residual_quantization)"), std::string::npos) << flag;

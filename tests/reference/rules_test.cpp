@@ -215,5 +215,19 @@ TEST(Configuration, EqualityIsEqualityOfTheCanonicalForm) {
   EXPECT_NE(a.canonical_json().find("\"policy\":\"rolling\""), std::string::npos);
 }
 
+TEST(Configuration, AReservationIsVisibleAndPartOfTheIdentity) {
+  AlgorithmConfig config;
+  apply_switches(config, "t1s0q0");
+  const EffectiveConfig plain = EffectiveConfig::resolve(config, four_loops());
+  EXPECT_NE(plain.canonical_json().find("\"reserve\":\"none\""), std::string::npos);
+  EXPECT_EQ(plain.reserved_position(150), -1);
+  config.token_sparse_prefill.reserve = parse_slot_reservation("final_prompt_token");
+  const EffectiveConfig reserved = EffectiveConfig::resolve(config, four_loops());
+  EXPECT_NE(reserved.canonical_json().find("\"reserve\":\"final_prompt_token\""), std::string::npos);
+  EXPECT_EQ(reserved.reserved_position(150), 149);
+  EXPECT_FALSE(plain == reserved);
+  EXPECT_THROW(parse_slot_reservation("last"), ConfigError);
+}
+
 }  // namespace
 }  // namespace loopgauge

@@ -69,6 +69,28 @@ TEST_F(SparsePrefill, ScoresComeFromTheTwoPrecedingLoopsAndDecide) {
   EXPECT_EQ(nonzero, 150 + static_cast<int>(r.active[0].size())) << "an aliased buffer scores zero";
 }
 
+// S-TSEL-10: budgets and loop-3 scores stay; of the window that holds P-1 one row gives way to it, the other windows are as before.
+TEST_F(SparsePrefill, TheFinalPromptPositionCanBeReserved) {
+  const int prompt = 150;
+  const Trace trace = trace_of({request(0, prompt, 3)});
+  AlgorithmConfig config = switches("t1s0q0");
+  const RequestRecord plain = run(checkpoint_, trace, config).requests[0];
+  config.token_sparse_prefill.reserve = SlotReservation::final_prompt_token;
+  const RequestRecord reserved = run(checkpoint_, trace, config).requests[0];
+  ASSERT_FALSE(is_active(plain, 3, prompt - 1)) << "the test needs a prompt whose last position is not selected by its score";
+  for (int loop = 3; loop <= 4; ++loop) {
+    EXPECT_TRUE(is_active(reserved, loop, prompt - 1)) << loop;
+    EXPECT_EQ(reserved.active[static_cast<std::size_t>(loop - 3)].size(), plain.active[static_cast<std::size_t>(loop - 3)].size());
+    for (int p = 0; p < 128; ++p) EXPECT_EQ(is_active(reserved, loop, p), is_active(plain, loop, p)) << loop << ' ' << p;
+  }
+  EXPECT_EQ(reserved.scores[0], plain.scores[0]);
+  int given_way = 0;
+  for (int p = 128; p < prompt; ++p) given_way += is_active(plain, 3, p) && !is_active(reserved, 3, p);
+  EXPECT_EQ(given_way, 1);
+  EXPECT_FALSE(same_hidden(reserved, 4, 3, prompt - 1));
+  EXPECT_TRUE(same_hidden(plain, 4, 2, prompt - 1));
+}
+
 // The upstream fault: with zero loop-4 scores the earliest active positions win, whatever changed most.
 TEST_F(SparsePrefill, LoopFourFollowsScoresNotPositions) {
   const Trace trace = trace_of({request(0, 256, 0)});
