@@ -24,6 +24,7 @@ Profile parse_profile(std::string_view text) {
 RunOptions options_for(const Plan& plan, RunOptions options) {
   options.submissions_in_flight = plan.submissions_in_flight;
   options.graph_replay = plan.graph_replay;
+  options.speculation = plan.speculation;
   return options;
 }
 

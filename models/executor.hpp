@@ -61,6 +61,7 @@ struct RunOptions {
   // Of the plan to be run; replay() sets them.
   int submissions_in_flight = 1;
   bool graph_replay = false;
+  Speculation speculation = {};
 };
 
 class Executor {

@@ -23,6 +23,11 @@ struct Progress {
   std::vector<int> window_part;   // positions of the window that have also completed the loop after those
   int rows_done = 0;              // decode rows with all their loops
   int row_loops = 0;              // completed loops of the row after those
+  int drafted = 0;                // of a speculation round: rows with loops 1..d
+  int round_loops = 0;            // completed loops: of the row after those while drafting, otherwise of all rows of the round
+  bool verifying = false;         // the round's verification has begun
+  std::vector<int> stages;        // of a pipeline: loops of the cycle that each stage has run, newest cycle
+  int cycles = 0;                 // complete ones since the last commit that is certain
   bool started = false;
   bool preempted = false;
   bool cancelled = false;
@@ -35,8 +40,13 @@ struct Progress {
 
 std::string describe(const WorkItem& item) {
   std::ostringstream text;
-  text << (item.kind == RowKind::prefill ? "prefill" : "decode") << " of request " << item.request << ", positions [" << item.begin << ", "
-       << item.end << "), loops " << item.loop_first << ".." << item.loop_last;
+  text << to_string(item.kind) << " of request " << item.request << ", ";
+  if (item.kind == RowKind::stage) {
+    text << "stage " << item.begin;
+  } else {
+    text << (item.kind == RowKind::prefill || item.kind == RowKind::decode ? "positions [" : "rows [") << item.begin << ", " << item.end << ")";
+  }
+  text << ", loops " << item.loop_first << ".." << item.loop_last;
   return text.str();
 }
 
@@ -67,6 +77,8 @@ class Checker {
       return "exit threshold decides on a gate before the next loop is issued, which " + std::to_string(plan.submissions_in_flight) +
              " submissions in flight exclude: use exit delayed";
     }
+    speculation_ = plan.speculation;
+    if (std::string fault = check_speculation(); !fault.empty()) return fault;
     for (std::size_t i = 0; i < plan.submissions.size(); ++i) {
       const std::string fault = check_submission(plan.submissions[i]);
       if (!fault.empty()) return "submission " + std::to_string(i) + ": " + fault;
@@ -78,6 +90,28 @@ class Checker {
   Progress& of(int request) { return requests_[static_cast<std::size_t>(request)]; }
   const Progress& of(int request) const { return requests_[static_cast<std::size_t>(request)]; }
   bool exists(int request) const { return request >= 0 && request < static_cast<int>(requests_.size()); }
+
+  int depth() const { return speculation_.draft_depth; }
+  int round_rows() const { return speculation_.draft_length + 1; }
+  int stage_count() const { return speculation_.live_rows(); }
+  int stage_loops(int stage) const { return std::min(config_.loops(), (stage + 1) * depth()) - stage * depth(); }
+
+  std::string check_speculation() {
+    if (speculation_.kind == SpeculationKind::none) return {};
+    if (handoff_) return "a plan of handoffs does not speculate";
+    const bool block = speculation_.kind == SpeculationKind::block;
+    const int deepest = block ? 2 : config_.loops() - 1;
+    if (depth() < 1 || depth() > deepest) return "a draft of " + std::to_string(depth()) + " loops is not within 1.." + std::to_string(deepest);
+    if (block && speculation_.draft_length < 1) return "a round drafts at least one token, not " + std::to_string(speculation_.draft_length);
+    if (config_.exit().mode != ExitMode::full) return "speculation verifies all loops: it needs exit full";
+    const auto& q = config_.q();
+    if (q.enabled && q.timing == EncodingTiming::serial_aligned && q.tail < speculation_.live_rows()) {
+      return "serial_aligned encoding with a tail of " + std::to_string(q.tail) + " positions could encode a row that is not verified: " +
+             std::to_string(speculation_.live_rows()) + " rows of a request are on their way, so the tail needs as many";
+    }
+    for (Progress& r : requests_) r.stages.assign(static_cast<std::size_t>(block ? 0 : stage_count()), 0);
+    return {};
+  }
 
   std::string check_submission(const Submission& submission) {
     for (const Action& action : submission.actions) {
@@ -94,18 +128,22 @@ class Checker {
       if (submission.items.size() > 1 && item.loop_first != item.loop_last) {
         return describe(item) + ": an item of a submission with several items advances exactly one loop";
       }
+      if (std::string fault = check_kind(item); !fault.empty()) return describe(item) + ": " + fault;
       (item.kind == RowKind::prefill ? prefilling : decoding).insert(item.request);
       if (prefilling.contains(item.request) && decoding.contains(item.request)) {
         return describe(item) + ": one request gives prefill or decode rows to a submission, never both";
       }
-      if (item.kind == RowKind::decode && saw_prefill) return describe(item) + ": decode rows stand before prefill rows";
+      if (item.kind != RowKind::prefill && saw_prefill) return describe(item) + ": decode rows stand before prefill rows";
       saw_prefill |= item.kind == RowKind::prefill;
+      if (speculation_.kind != SpeculationKind::none && !prefilling.empty() && !decoding.empty()) {
+        return describe(item) + ": rows that speculate and prefill rows stand in submissions of their own";
+      }
     }
     // Items are independent: each is judged against the state before the submission, then all of them are applied.
     for (const WorkItem& item : submission.items) {
       std::string fault = at_rest(item.request);
       if (fault.empty()) fault = start(item.request);
-      if (fault.empty()) fault = item.kind == RowKind::prefill ? check_prefill(item) : check_decode(item);
+      if (fault.empty()) fault = check_item(item);
       if (!fault.empty()) return describe(item) + ": " + fault;
     }
     if (submission.failure != PlannedFailure::none && submission.items.empty()) return "a planned failure needs an item that fails";
@@ -116,6 +154,74 @@ class Checker {
     if (submission.failure == PlannedFailure::none) return {};
     requests_ = before;  // it advances nothing
     for (const WorkItem& item : submission.items) of(item.request).dirty = true;
+    return {};
+  }
+
+  std::string check_kind(const WorkItem& item) const {
+    const auto needs = [&](SpeculationKind kind) { return speculation_.kind == kind; };
+    switch (item.kind) {
+      case RowKind::prefill: return {};
+      case RowKind::decode: return needs(SpeculationKind::none) ? "" : "a plan that speculates has no decode items";
+      case RowKind::draft:
+      case RowKind::verify: return needs(SpeculationKind::block) ? "" : "the plan has no block speculation";
+      case RowKind::stage: return needs(SpeculationKind::pipeline) ? "" : "the plan has no token pipeline";
+    }
+    throw InternalError("unknown kind of rows");
+  }
+
+  std::string check_item(const WorkItem& item) const {
+    if (item.kind == RowKind::prefill) return check_prefill(item);
+    const Progress& r = of(item.request);
+    for (std::size_t w = 0; w < r.window_loops.size(); ++w) {
+      if (r.window_loops[w] < config_.loops()) {
+        return "needs the complete prompt; window " + std::to_string(w) + " has completed " + std::to_string(r.window_loops[w]) + " loops";
+      }
+    }
+    if (item.kind != RowKind::decode && r.decode_rows == 0) return "the request has no decode rows";
+    switch (item.kind) {
+      case RowKind::draft: return check_draft(item);
+      case RowKind::verify: return check_verify(item);
+      case RowKind::stage: return check_stage(item);
+      default: return check_decode(item);
+    }
+  }
+
+  std::string check_draft(const WorkItem& item) const {
+    const Progress& r = of(item.request);
+    if (item.begin < 0 || item.begin >= item.end || item.end > round_rows()) {
+      return "rows are not a non-empty range of the round [0, " + std::to_string(round_rows()) + ")";
+    }
+    if (item.loop_last > depth()) return "a draft has loops 1.." + std::to_string(depth());
+    if (item.end - item.begin > 1 && (item.loop_first != 1 || item.loop_last != depth())) {
+      return "covers a part of the loops of several rows: a candidate is known when the row before it has all loops of its draft";
+    }
+    if (r.verifying) return "the round is being verified";
+    if (item.begin != r.drafted) return "row " + std::to_string(r.drafted) + " of the round is next";
+    if (item.loop_first != r.round_loops + 1) {
+      return "has completed " + std::to_string(r.round_loops) + " loops, so loop " + std::to_string(r.round_loops + 1) + " is next";
+    }
+    return {};
+  }
+
+  std::string check_verify(const WorkItem& item) const {
+    const Progress& r = of(item.request);
+    if (item.begin != 0 || item.end != round_rows()) return "a verification covers all rows of the round [0, " + std::to_string(round_rows()) + ")";
+    if (r.drafted < round_rows()) return "needs row " + std::to_string(r.drafted) + " of the round with loops 1.." + std::to_string(depth());
+    const int done = r.verifying ? r.round_loops : depth();
+    if (item.loop_first != done + 1) return "has completed " + std::to_string(done) + " loops, so loop " + std::to_string(done + 1) + " is next";
+    return {};
+  }
+
+  std::string check_stage(const WorkItem& item) const {
+    const Progress& r = of(item.request);
+    if (item.begin < 0 || item.begin >= stage_count() || item.end != item.begin + 1) {
+      return "a stage item is one stage in [0, " + std::to_string(stage_count()) + ")";
+    }
+    const int done = r.stages[static_cast<std::size_t>(item.begin)], first = item.begin * depth() + 1;
+    const int last = item.begin * depth() + stage_loops(item.begin);
+    if (item.loop_last > last) return "the stage has loops " + std::to_string(first) + ".." + std::to_string(last);
+    if (done == stage_loops(item.begin)) return "the stage has run in this cycle, others have not";
+    if (item.loop_first != first + done) return "loop " + std::to_string(first + done) + " is next";
     return {};
   }
 
@@ -154,6 +260,7 @@ class Checker {
         if (r.preempted) return "the request is preempted already";
         if (handoff_ && !r.handed_off) return "what a handoff reads stays where it is";
         if (r.dirty) return "an earlier submission of the request failed: its state is undefined until a rewind";
+        give_up_rows(r);
         r.preempted = true;
         return {};
       case ActionKind::resume:
@@ -179,6 +286,13 @@ class Checker {
     return {};
   }
 
+  // Speculative rows on their way are not kept by a preemption (S-SPEC-7).
+  static void give_up_rows(Progress& r) {
+    r.drafted = r.round_loops = r.cycles = 0;
+    r.verifying = false;
+    std::fill(r.stages.begin(), r.stages.end(), 0);
+  }
+
   std::string rewind(Progress& r) const {
     if (!r.started) return "the request holds nothing yet";
     if (r.preempted) return "the request is preempted";
@@ -187,6 +301,7 @@ class Checker {
       if (r.window_loops[w] < config_.loops()) r.window_loops[w] = 0;
     }
     r.row_loops = 0;
+    give_up_rows(r);
     r.dirty = false;
     return {};
   }
@@ -288,11 +403,6 @@ class Checker {
     if (item.end != item.begin + 1 || index < 0 || index >= r.decode_rows) {
       return "a decode item is one position in [" + std::to_string(r.prompt_length) + ", " + std::to_string(r.prompt_length + r.decode_rows) + ")";
     }
-    for (std::size_t w = 0; w < r.window_loops.size(); ++w) {
-      if (r.window_loops[w] < config_.loops()) {
-        return "needs the complete prompt; window " + std::to_string(w) + " has completed " + std::to_string(r.window_loops[w]) + " loops";
-      }
-    }
     if (handoff_ && !r.handed_off) return "the request has not been handed off";
     if (index > r.rows_done) return "needs position " + std::to_string(r.prompt_length + r.rows_done) + " with all its loops";
     const int done = index < r.rows_done ? config_.loops() : r.row_loops;
@@ -303,6 +413,9 @@ class Checker {
   // False when another item of the submission has advanced the same rows.
   bool apply(const WorkItem& item) {
     Progress& r = of(item.request);
+    if (item.kind == RowKind::draft) return apply_draft(r, item);
+    if (item.kind == RowKind::verify) return apply_verify(r, item);
+    if (item.kind == RowKind::stage) return apply_stage(r, item);
     if (item.kind == RowKind::decode) {
       if (item.begin != r.prompt_length + r.rows_done || r.row_loops != item.loop_first - 1) return false;
       r.row_loops = item.loop_last;
@@ -327,6 +440,43 @@ class Checker {
     return true;
   }
 
+  bool apply_draft(Progress& r, const WorkItem& item) const {
+    if (r.verifying || item.begin != r.drafted || item.loop_first != r.round_loops + 1) return false;
+    r.round_loops = item.loop_last;
+    if (r.round_loops == depth()) {
+      r.drafted = item.end;
+      r.round_loops = 0;
+    }
+    return true;
+  }
+
+  // A round that is decided commits one row at least.
+  bool apply_verify(Progress& r, const WorkItem& item) const {
+    if ((r.verifying ? r.round_loops : depth()) != item.loop_first - 1) return false;
+    r.verifying = true;
+    r.round_loops = item.loop_last;
+    if (r.round_loops < config_.loops()) return true;
+    give_up_rows(r);
+    ++r.rows_done;
+    return true;
+  }
+
+  // A cycle is complete when every stage has run all its loops. At the latest a token that begins in one cycle is committed after as many
+  // cycles as there are stages.
+  bool apply_stage(Progress& r, const WorkItem& item) const {
+    int& done = r.stages[static_cast<std::size_t>(item.begin)];
+    if (done != item.loop_first - 1 - item.begin * depth()) return false;
+    done += item.loop_last - item.loop_first + 1;
+    for (int stage = 0; stage < stage_count(); ++stage) {
+      if (r.stages[static_cast<std::size_t>(stage)] < stage_loops(stage)) return true;
+    }
+    std::fill(r.stages.begin(), r.stages.end(), 0);
+    if (++r.cycles < stage_count()) return true;
+    r.cycles = 0;
+    ++r.rows_done;
+    return true;
+  }
+
   std::string incomplete() const {
     for (std::size_t i = 0; i < requests_.size(); ++i) {
       const Progress& r = requests_[i];
@@ -342,19 +492,43 @@ class Checker {
         if (r.window_loops[w] < config_.loops()) return at(next, r.window_loops[w]);
       }
       if (handoff_ && !r.handed_off) return who + " not handed off";
-      if (r.rows_done < r.decode_rows) return at(r.prompt_length + r.rows_done, r.row_loops);
+      if (r.rows_done >= r.decode_rows) continue;
+      if (speculation_.kind == SpeculationKind::none) return at(r.prompt_length + r.rows_done, r.row_loops);
+      return who + ", which is certain to have " + std::to_string(r.rows_done) + " of its " + std::to_string(r.decode_rows) +
+             " decode rows: a round, or as many cycles as a pipeline has stages, may commit one row only";
     }
     return {};
   }
 
   const Trace& trace_;
   const EffectiveConfig& config_;
+  Speculation speculation_;
   std::vector<Progress> requests_;
   std::set<WindowTokens> published_;
   bool handoff_ = false;          // of the plan
 };
 
 }  // namespace
+
+int Speculation::live_rows() const {
+  switch (kind) {
+    case SpeculationKind::none: return 1;
+    case SpeculationKind::block: return draft_length + 1;
+    case SpeculationKind::pipeline: return (kLoops + draft_depth - 1) / draft_depth;
+  }
+  throw InternalError("unknown speculation");
+}
+
+std::string_view to_string(RowKind kind) {
+  switch (kind) {
+    case RowKind::prefill: return "prefill";
+    case RowKind::decode: return "decode";
+    case RowKind::draft: return "draft";
+    case RowKind::verify: return "verify";
+    case RowKind::stage: return "stage";
+  }
+  throw InternalError("unknown kind of rows");
+}
 
 std::string_view to_string(ActionKind kind) {
   switch (kind) {

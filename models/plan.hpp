@@ -12,12 +12,18 @@
 
 namespace loopgauge {
 
-enum class RowKind { prefill, decode };
+enum class RowKind { prefill, decode, draft, verify, stage };
+std::string_view to_string(RowKind kind);
 
 // Rows of one request that advance together through loops loop_first..loop_last (1-based, inclusive).
 //   prefill: logical prompt positions [begin, end); at loops 3 and 4 only the active ones do work. Completing the last position of a
 //            window at loop r completes (window, r). The range may span windows; they are then processed in ascending order.
 //   decode:  exactly one position >= P. The row stops early where the exit rule says so.
+// The others speculate. Where they start depends on what was accepted, so they name no position: begin and end count from the request's
+// pending position p0 = P + committed decode rows, as it is when the round begins (S-SPEC-6, S-PIPE-3).
+//   draft:   rows p0 + j of the round, j in [begin, end), within loops 1..d; with several loops one row after the other, each through them.
+//   verify:  all K + 1 rows of the round, [0, K + 1), within loops d + 1..4. Loop 4 decides the round.
+//   stage:   the live token that has completed loop_first - 1 loops; begin is the stage, (loop_first - 1) / d, end = begin + 1.
 struct WorkItem {
   int request = 0;                         // index into Trace::requests
   RowKind kind = RowKind::prefill;
@@ -58,6 +64,18 @@ enum class PlannedFailure {
 std::string_view to_string(PlannedFailure failure);
 PlannedFailure parse_planned_failure(std::string_view text);  // throws ConfigError listing the words; "none" is one
 
+// How the plan speculates (S-SPEC, S-PIPE).
+enum class SpeculationKind { none, block, pipeline };
+struct Speculation {
+  SpeculationKind kind = SpeculationKind::none;
+  int draft_depth = 0;                     // d: loops of a draft
+  int draft_length = 0;                    // block: K, drafted tokens of a round
+
+  // Rows of one request that are on their way at most: K + 1 of a block, ceil(4 / d) of a pipeline, otherwise 1.
+  int live_rows() const;
+  bool operator==(const Speculation&) const = default;
+};
+
 // Actions, in order, then items. Items are independent of each other: a submission with several items advances each by exactly one loop.
 // Row order is the stable partition: decode items first, then prefill items. A submission may hold actions alone.
 struct Submission {
@@ -75,10 +93,11 @@ struct Plan {
   int submissions_in_flight = 1;
   bool graph_replay = false;               // decode steps are captured once and replayed (S-GRAPH)
   bool handoff = false;                    // every request is handed off: two executors run the plan (S-PD)
+  Speculation speculation = {};            // with one, the plan has no decode items
 };
 
 // The first violated rule as a sentence that names submission, item or action and the missing predecessor; empty when the plan is legal
-// and complete for the trace. Judged are S-PLAN-2..9, S-ACT, S-FAIL and the exits of S-MODE-5; whether a published window has the identity that a reuse needs
+// and complete for the trace. Judged are S-PLAN-2..9, S-ACT, S-FAIL, the exits of S-MODE-5, S-SPEC-6, S-PIPE-3 and S-TIME-2; whether a published window has the identity that a reuse needs
 // is judged by the prompts' tokens.
 std::string plan_fault(const Plan& plan, const Trace& trace, const EffectiveConfig& config);
 

@@ -34,6 +34,12 @@ std::span<const RunCounterField> run_counter_fields() {
       RunCounterField{"reused_windows", "prompt windows taken from published ones", &C::reused_windows},
       RunCounterField{"evicted_windows", "published windows dropped", &C::evicted_windows},
       RunCounterField{"failures", "planned failures that happened", &C::failures},
+      RunCounterField{"speculation_rounds", "rounds of block speculation decided, or commits of a token pipeline", &C::speculation_rounds},
+      RunCounterField{"draft_rows", "executions of a (position, loop) by drafts", &C::draft_rows},
+      RunCounterField{"verify_rows", "executions of a (position, loop) by verification", &C::verify_rows},
+      RunCounterField{"rejected_rows", "executions for speculative rows that were not committed", &C::rejected_rows},
+      RunCounterField{"most_doubled_bytes", "BF16 bytes of encoded positions that a round still reads as BF16, at most", &C::most_doubled_bytes},
+      RunCounterField{"rewritten_rows", "positions of sealed blocks encoded again after a rejection", &C::rewritten_rows},
   };
   static_assert(kFields.size() * sizeof(std::int64_t) == sizeof(RunCounters), "a counter without a name");
   return kFields;

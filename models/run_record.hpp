@@ -56,6 +56,15 @@ struct KvPlane {
 enum class RequestOutcome { completed, cancelled };
 std::string_view to_string(RequestOutcome outcome);
 
+// One decision of a speculating mode: a round of block speculation, or one commit of a token pipeline.
+struct SpeculationRound {
+  std::int32_t position = 0;       // of the pending token, p0
+  std::int32_t proposed = 0;       // candidates that were verified: up to K; pipeline: 1 when the oldest token had a child, otherwise 0
+  std::int32_t accepted = 0;       // leading ones that the target confirmed, up to one that ends the sequence
+  std::int32_t emitted = 0;        // tokens, which is also rows committed: accepted + 1, or accepted when the last of these ends the sequence
+  bool operator==(const SpeculationRound&) const = default;
+};
+
 // A cancelled request keeps what had been read (S-ACT-2): nothing but scores and active sets before its prompt's result (then fed is 0 and
 // encoded_frontier is empty), otherwise the tokens read so far, of forced ones those fed, with fed rows. Its kv and codec groups are empty.
 struct RequestRecord {
@@ -73,9 +82,10 @@ struct RequestRecord {
   std::vector<KvPlane> kv;                   // [layers * 4], index layer * 4 + loop - 1; empty unless requested
   std::vector<std::int32_t> encoded_frontier;  // [1 + fed]
   std::vector<CodecBlock> blocks;            // sealed blocks in position order
-  // How often each (position, loop) was executed, [(P + fed) * 4], index position * 4 + loop - 1: 1 for executed rows of an undisturbed run,
+  // How often each (position, loop) was executed for a row that was committed, [(P + fed) * 4], index position * 4 + loop - 1: 1 for executed rows of an undisturbed run,
   // 0 for rows that inherit, exit or come from published windows, more after a rewind.
   std::vector<std::uint8_t> executions;
+  std::vector<SpeculationRound> rounds;      // in order, as far as their results were read
 };
 
 // What a run did beside its results. Counts of the whole run; byte counts are payload.
@@ -96,6 +106,13 @@ struct RunCounters {
   std::int64_t reused_windows = 0;
   std::int64_t evicted_windows = 0;
   std::int64_t failures = 0;                 // planned failures that happened
+  // Of speculating modes. Rows count as executed_rows does: a row that runs two loops counts twice.
+  std::int64_t speculation_rounds = 0;       // rounds decided; pipeline: commits
+  std::int64_t draft_rows = 0;               // executions of loops 1..d
+  std::int64_t verify_rows = 0;              // executions of loops d + 1..4
+  std::int64_t rejected_rows = 0;            // executions, of either kind, for rows that were not committed
+  std::int64_t most_doubled_bytes = 0;       // BF16 K/V of encoded positions that a round still reads as BF16, at most (serial_aligned)
+  std::int64_t rewritten_rows = 0;           // positions of sealed blocks that were encoded again after a rejection (flush eager)
 };
 
 // A name and a member for everything that tabulates counters: reports, dumps, JSON.

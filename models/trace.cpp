@@ -80,6 +80,12 @@ void check_request(Faults& faults, const TraceRequest& request, const std::strin
   };
   check_length("forced", request.forced.size());
   check_length("exit_depths", request.exit_depths.size());
+  check_length("draft_tokens", request.draft_tokens.size());
+  check_values(faults, path + "/draft_tokens", request.draft_tokens, "is neither -1 (the model's own draft) nor a token",
+               [vocab_size](std::int32_t token) { return token < -1 || (vocab_size > 0 && token >= vocab_size); });
+  if (request.temperature != 0.0f && !(request.temperature >= kLeastTemperature && request.temperature <= kMostTemperature)) {
+    faults.push_back(path + "/temperature = " + std::to_string(request.temperature) + " is neither 0 (greedy) nor within 0.01..100");
+  }
   check_values(faults, path + "/exit_depths", request.exit_depths, "is not a loop in 1.." + std::to_string(kLoops),
                [](std::uint8_t depth) { return depth < 1 || depth > kLoops; });
   if (!request.answer_mask.empty()) {
@@ -185,6 +191,8 @@ std::vector<std::string> trace_faults(const Trace& trace, const ModelConfig& mod
     const std::string path = request_path(i);
     check_tokens(faults, path + "/prompt", request.prompt, model.vocab, "the model's vocabulary");
     check_tokens(faults, path + "/forced", request.forced, model.vocab, "the model's vocabulary");
+    check_values(faults, path + "/draft_tokens", request.draft_tokens, "is not below the model's vocabulary " + std::to_string(model.vocab),
+                 [&model](std::int32_t token) { return token >= model.vocab; });
     if (request.eos_token_id >= model.vocab) {
       faults.push_back(path + "/eos_token_id = " + std::to_string(request.eos_token_id) + " is not below the model's vocabulary " +
                        std::to_string(model.vocab));

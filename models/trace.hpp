@@ -11,17 +11,23 @@
 
 namespace loopgauge {
 
+inline constexpr float kLeastTemperature = 0.01f, kMostTemperature = 100.0f;
+
 struct TraceRequest {
   int id = 0;                              // unique among live requests
   int arrival = 0;                         // submission index from which the request may be scheduled
   int max_new_tokens = 0;
   int eos_token_id = -1;                   // -1: none
-  std::uint64_t seed = 0;
+  std::uint64_t seed = 0;                  // of sampling (S-SAMP-2)
+  float temperature = 0.0f;                // 0: greedy; otherwise within kLeastTemperature..kMostTemperature (S-SAMP-1)
   std::string task = "text";               // text, needle, kv, copy, sum, other
   std::vector<std::int32_t> prompt;        // [P], P >= 1
   std::vector<std::int32_t> forced;        // empty, or max_new_tokens teacher-forced tokens
   std::vector<std::uint8_t> exit_depths;   // empty, or one depth in 1..loops per new token (exit mode `trace`)
   std::vector<std::uint8_t> answer_mask;   // empty, or one flag per forced token: 1 = scored
+  // Empty, or for every new token the draft that a speculating mode proposes for it, -1: the model's own (S-SPEC-10). Other modes take no
+  // notice.
+  std::vector<std::int32_t> draft_tokens;
 
   bool teacher_forced() const { return !forced.empty(); }
   int prompt_length() const { return static_cast<int>(prompt.size()); }

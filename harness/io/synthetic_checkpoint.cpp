@@ -7,7 +7,7 @@
 #include <cmath>
 #include <map>
 
-#include "harness/io/philox.hpp"
+#include "models/philox.hpp"
 #include "models/error.hpp"
 
 namespace loopgauge::harness {

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "harness/io/trace_file.hpp"
 
+#include <algorithm>
 #include <array>
 #include <limits>
+#include <span>
 #include <string_view>
 #include <utility>
 
@@ -16,7 +18,8 @@ namespace {
 using Faults = std::vector<std::string>;
 
 constexpr std::string_view kFormat = "loopgauge-trace";
-constexpr std::int64_t kVersion = 1;
+// A file states the lowest version that has everything it holds: 2 has temperature and draft_tokens.
+constexpr std::int64_t kVersion = 2, kVersionWithoutSampling = 1;
 constexpr std::array<std::pair<TraceEventKind, std::string_view>, 4> kEventKinds{{{TraceEventKind::cancel, "cancel"},
                                                                                   {TraceEventKind::preempt, "preempt"},
                                                                                   {TraceEventKind::resume, "resume"},
@@ -51,17 +54,24 @@ std::vector<T> token_vector(const h5::Group& group, const std::string& name) {
   return std::move(dataset.read<T>({-1}).data);
 }
 
-TraceRequest read_request(const h5::Group& group, Faults& faults) {
-  static constexpr std::array<std::string_view, 4> kMembers{"prompt", "forced", "exit_depths", "answer_mask"};
-  static constexpr std::array<std::string_view, 6> kAttributes{"id", "arrival", "max_new_tokens", "eos_token_id", "seed", "task"};
+TraceRequest read_request(const h5::Group& group, std::int64_t version, Faults& faults) {
+  static constexpr std::array<std::string_view, 5> kMembers{"prompt", "forced", "exit_depths", "answer_mask", "draft_tokens"};
+  static constexpr std::array<std::string_view, 7> kAttributes{"id",   "arrival", "max_new_tokens", "eos_token_id",
+                                                               "seed", "task",    "temperature"};
+  const std::size_t later = version == kVersionWithoutSampling ? 1 : 0;  // names that the version does not have
   TraceRequest request;
-  collect(faults, [&] { group.allow_only(kMembers, kAttributes); });
+  collect(faults, [&] {
+    group.allow_only(std::span(kMembers).first(kMembers.size() - later), std::span(kAttributes).first(kAttributes.size() - later));
+  });
   collect(faults, [&] { request.id = int32_attribute(group, "id"); });
   collect(faults, [&] { request.arrival = int32_attribute(group, "arrival"); });
   collect(faults, [&] { request.max_new_tokens = int32_attribute(group, "max_new_tokens"); });
   collect(faults, [&] { request.eos_token_id = int32_attribute(group, "eos_token_id"); });
   collect(faults, [&] { request.seed = group.uint_attribute("seed"); });
   collect(faults, [&] { request.task = group.string_attribute("task"); });
+  collect(faults, [&] {
+    if (group.has_attribute("temperature")) request.temperature = static_cast<float>(group.double_attribute("temperature"));
+  });
   collect(faults, [&] { request.prompt = token_vector<std::int32_t>(group, "prompt"); });
   const auto optional = [&]<class T>(const char* name, std::vector<T>& into) {
     collect(faults, [&] {
@@ -73,10 +83,11 @@ TraceRequest read_request(const h5::Group& group, Faults& faults) {
   optional("forced", request.forced);
   optional("exit_depths", request.exit_depths);
   optional("answer_mask", request.answer_mask);
+  optional("draft_tokens", request.draft_tokens);
   return request;
 }
 
-std::vector<TraceRequest> read_requests(const h5::Group& root, Faults& faults) {
+std::vector<TraceRequest> read_requests(const h5::Group& root, std::int64_t version, Faults& faults) {
   std::vector<TraceRequest> requests;
   collect(faults, [&] {
     const h5::Group group = root.open_group("requests");
@@ -91,7 +102,7 @@ std::vector<TraceRequest> read_requests(const h5::Group& root, Faults& faults) {
         group.fail("has member `" + members[i] + "` where request `" + std::to_string(i) +
                    "` is due: requests are numbered from 0 without gaps");
       }
-      collect(faults, [&] { requests.push_back(read_request(group.open_group(members[i]), faults)); });
+      collect(faults, [&] { requests.push_back(read_request(group.open_group(members[i]), version, faults)); });
     }
   });
   return requests;
@@ -134,10 +145,12 @@ void write_requests(const h5::Group& root, const Trace& trace) {
     out.set_attribute("eos_token_id", request.eos_token_id);
     out.set_attribute("seed", request.seed);
     out.set_attribute("task", request.task);
+    if (request.temperature != 0.0f) out.set_attribute("temperature", static_cast<double>(request.temperature));
     out.write("prompt", request.prompt);
     if (!request.forced.empty()) out.write("forced", request.forced);
     if (!request.exit_depths.empty()) out.write("exit_depths", request.exit_depths);
     if (!request.answer_mask.empty()) out.write("answer_mask", request.answer_mask);
+    if (!request.draft_tokens.empty()) out.write("draft_tokens", request.draft_tokens);
   }
 }
 
@@ -190,7 +203,9 @@ Trace read_probed(const std::filesystem::path& path, Faults& faults) {
   const std::string format = root.string_attribute("format");
   if (format != kFormat) root.fail("format is \"" + format + "\", expected \"" + std::string(kFormat) + "\"");
   const std::int64_t version = root.int_attribute("version");
-  if (version != kVersion) root.fail("version is " + std::to_string(version) + ", this program reads version " + std::to_string(kVersion));
+  if (version < kVersionWithoutSampling || version > kVersion) {
+    root.fail("version is " + std::to_string(version) + ", this program reads versions 1 and " + std::to_string(kVersion));
+  }
 
   Trace trace;
   const std::size_t before = faults.size();
@@ -199,7 +214,7 @@ Trace read_probed(const std::filesystem::path& path, Faults& faults) {
   collect(faults, [&] { trace.description = root.string_attribute("description"); });
   collect(faults, [&] { trace.source = root.string_attribute("source"); });
   collect(faults, [&] { trace.vocab_size = int32_attribute(root, "vocab_size"); });
-  trace.requests = read_requests(root, faults);
+  trace.requests = read_requests(root, version, faults);
   trace.events = read_events(root, faults);
   // What could not be read would only be reported a second time, as missing.
   if (faults.size() == before) {
@@ -235,7 +250,10 @@ void write_trace(const std::filesystem::path& path, const Trace& trace, IfExists
   {
     const h5::Group root = file.root();
     root.set_attribute("format", kFormat);
-    root.set_attribute("version", kVersion);
+    const bool samples = std::any_of(trace.requests.begin(), trace.requests.end(), [](const TraceRequest& request) {
+      return request.temperature != 0.0f || !request.draft_tokens.empty();
+    });
+    root.set_attribute("version", samples ? kVersion : kVersionWithoutSampling);
     root.set_attribute("name", trace.name);
     root.set_attribute("description", trace.description);
     root.set_attribute("source", trace.source);

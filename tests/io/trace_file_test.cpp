@@ -48,8 +48,10 @@ void expect_equal(const Trace& a, const Trace& b) {
   ASSERT_EQ(a.requests.size(), b.requests.size());
   for (std::size_t i = 0; i < a.requests.size(); ++i) {
     const TraceRequest &x = a.requests[i], &y = b.requests[i];
-    EXPECT_EQ(std::tie(x.id, x.arrival, x.max_new_tokens, x.eos_token_id, x.seed, x.task, x.prompt, x.forced, x.exit_depths, x.answer_mask),
-              std::tie(y.id, y.arrival, y.max_new_tokens, y.eos_token_id, y.seed, y.task, y.prompt, y.forced, y.exit_depths, y.answer_mask))
+    EXPECT_EQ(std::tie(x.id, x.arrival, x.max_new_tokens, x.eos_token_id, x.seed, x.task, x.prompt, x.forced, x.exit_depths, x.answer_mask,
+                       x.temperature, x.draft_tokens),
+              std::tie(y.id, y.arrival, y.max_new_tokens, y.eos_token_id, y.seed, y.task, y.prompt, y.forced, y.exit_depths, y.answer_mask,
+                       y.temperature, y.draft_tokens))
         << "request " << i;
   }
   ASSERT_EQ(a.events.size(), b.events.size());
@@ -94,6 +96,22 @@ TEST(TraceFile, RoundTrip) {
   EXPECT_EQ(folder.names(), std::vector<std::string>{"t.h5"});
 }
 
+TEST(TraceFile, SamplingAndDraftsMakeVersionTwo) {
+  const test::Folder folder;
+  const auto version = [&](const Trace& trace) {
+    write_trace(folder / "t.h5", trace, IfExists::replace);
+    expect_equal(read_trace(folder / "t.h5"), trace);
+    return h5::File::open_readonly(folder / "t.h5", h5::Trust::probed).root().int_attribute("version");
+  };
+  Trace trace = sample();
+  EXPECT_EQ(version(trace), 1);
+  trace.requests[1].temperature = 0.7f;
+  EXPECT_EQ(version(trace), 2);
+  trace.requests[1].temperature = 0;
+  trace.requests[0].draft_tokens = {-1, 66};
+  EXPECT_EQ(version(trace), 2);
+}
+
 TEST(TraceFile, EqualTracesAreEqualBytes) {
   const test::Folder folder;
   write_trace(folder / "a.h5", sample());
@@ -131,7 +149,9 @@ TEST(TraceFile, EachRefusalNamesTheCulprit) {
   const auto nothing = [](const Group&, const Group&) {};
   EXPECT_TRUE(contains(refusal({}, [](const Group& root, const Group&) { root.set_attribute("format", "loopgauge-dump"); }),
                        "/: format is \"loopgauge-dump\", expected \"loopgauge-trace\""));
-  EXPECT_TRUE(contains(refusal({}, [](const Group& root, const Group&) { root.set_attribute("version", 2); }), "/: version is 2"));
+  EXPECT_TRUE(contains(refusal({}, [](const Group& root, const Group&) { root.set_attribute("version", 3); }), "/: version is 3"));
+  const auto later = [](const Group&, const Group& request) { request.set_attribute("temperature", 0.5); };
+  EXPECT_TRUE(contains(refusal({}, later), "temperature")) << "version 1 does not have it";
   EXPECT_TRUE(contains(refusal({}, [](const Group& root, const Group&) { root.set_attribute("version", "1"); }),
                        "/: attribute `version` is string, expected an integer"));
   EXPECT_TRUE(contains(refusal({}, [](const Group& root, const Group&) { root.set_attribute("author", "x"); }),

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "harness/io/philox.hpp"
+#include "models/philox.hpp"
 #include "harness/io/synthetic_checkpoint.hpp"
 #include "models/checkpoint.hpp"
 #include "tests/models/checkpoint_folder.hpp"

@@ -5,7 +5,7 @@
 #include <array>
 #include <cstdint>
 
-namespace loopgauge::harness {
+namespace loopgauge {
 
 constexpr std::array<std::uint32_t, 4> philox4x32_10(std::array<std::uint32_t, 4> counter, std::array<std::uint32_t, 2> key) {
   for (int round = 0; round < 10; ++round) {
@@ -18,4 +18,4 @@ constexpr std::array<std::uint32_t, 4> philox4x32_10(std::array<std::uint32_t, 4
   return counter;
 }
 
-}  // namespace loopgauge::harness
+}  // namespace loopgauge
