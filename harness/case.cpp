@@ -13,9 +13,9 @@ namespace loopgauge::harness {
 namespace {
 
 // The planned ones come first.
-constexpr std::array<std::string_view, 7> kSchedules{"serial", "split", "mixed", "wcpb", "block_spec", "pipeline_spec", "pd"};
+constexpr std::array<std::string_view, 6> kSchedules{"serial", "split", "mixed", "wcpb", "block_spec", "pipeline_spec"};
 constexpr std::size_t kPlannedSchedules = 4;
-constexpr std::array<std::string_view, 4> kModifiers{"prefix", "preempt", "async", "graph"};
+constexpr std::array<std::string_view, 5> kModifiers{"prefix", "pd", "preempt", "async", "graph"};
 
 constexpr std::string_view kSettingsForm =
     "t0s0q0 to t1s1q1, with q1 :policy:timing, then parameters such as w64, retention10000-10000-5000-2500, "
@@ -231,7 +231,7 @@ bool is_planned(std::string_view schedule) {
 
 bool has_part(const ModeSpec& mode, std::string_view name) {
   if (name.empty() || mode.schedule == name) return true;
-  return (name == "prefix" && mode.prefix) || (name == "preempt" && mode.preempt) || (name == "async" && mode.async) ||
+  return (name == "prefix" && mode.prefix) || (name == "pd" && mode.pd) || (name == "preempt" && mode.preempt) || (name == "async" && mode.async) ||
          (name == "graph" && mode.graph);
 }
 
@@ -257,6 +257,7 @@ std::string mode_text(const ModeSpec& mode) {
     modifiers += "+prefix" + std::string(mode.encoded_prefix ? ".encoded" : "") +
                  parameter("k", mode.published_windows, defaults.published_windows, "number of published windows");
   }
+  if (mode.pd) modifiers += "+pd";
   if (mode.preempt) modifiers += "+preempt" + parameter("p", mode.preempt_loops, defaults.preempt_loops, "preemption period");
   if (mode.async) modifiers += "+async";
   if (mode.graph) modifiers += "+graph";
@@ -285,6 +286,7 @@ ModeSpec parse_mode(std::string_view text) {
     }
     seen.push_back(name);
     mode.prefix |= name == "prefix";
+    mode.pd |= name == "pd";
     mode.preempt |= name == "preempt";
     mode.async |= name == "async";
     mode.graph |= name == "graph";

@@ -9,9 +9,9 @@
 //   mode      = part { "+" part }        serial  split.p100  wcpb+prefix+async  mixed.b64+prefix.k4+preempt  async+graph
 //   part      = name { "." parameter }
 //     A mode is one schedule and any of the modifiers, in this order:
-//       serial | split | mixed | wcpb | block_spec | pipeline_spec | pd      schedule
-//       prefix, preempt, async, graph                                        modifiers
-//     `serial` is written only alone: async is serial order, executed asynchronously. Parameters:
+//       serial | split | mixed | wcpb | block_spec | pipeline_spec           schedule
+//       prefix, pd, preempt, async, graph                                    modifiers
+//     `serial` is written only alone: async is serial order, executed asynchronously, and pd is serial order with a handoff. Parameters:
 //     p<N>       split: at most N tokens of a window in one submission; without it, whole windows
 //     b<N>       mixed: token budget of a submission (256)
 //     c<N>       wcpb: windows of a chunk (1)
@@ -52,7 +52,7 @@ namespace loopgauge::harness {
 // An execution mode of SPEC.md, "Execution modes": a schedule and modifiers, with their parameters. Parameters of what is not chosen keep
 // their defaults.
 struct ModeSpec {
-  std::string schedule = "serial";  // serial split mixed wcpb block_spec pipeline_spec pd
+  std::string schedule = "serial";  // serial split mixed wcpb block_spec pipeline_spec
   int piece_tokens = 0;             // split: most tokens of a window in one submission; 0 = whole windows
   int token_budget = 256;           // mixed: most tokens of a submission
   int chunk_windows = 1;            // wcpb: windows of a chunk
@@ -62,6 +62,7 @@ struct ModeSpec {
   bool prefix = false;          // completed windows are published and reused
   bool encoded_prefix = false;  // prefix: encoded, not as BF16 planes
   int published_windows = 0;    // prefix: most windows published at once; 0 = no limit
+  bool pd = false;              // prompts are computed on one side and handed off to another
   bool preempt = false;         // requests are preempted and resumed
   int preempt_loops = 3;        // preempt: loops of a request between two preemptions
   bool async = false;           // two submissions in flight
@@ -78,7 +79,7 @@ struct Case {
 // Schedules and modifiers of the specification, in the order in which a mode spells them.
 std::span<const std::string_view> schedule_names();
 std::span<const std::string_view> modifier_names();
-// What this version plans: "serial, split, mixed, wcpb, each with any of prefix, preempt, async, graph".
+// What this version plans: "serial, split, mixed, wcpb, each with any of prefix, pd, preempt, async, graph".
 std::string available_modes();
 bool is_planned(std::string_view schedule);
 // Whether the mode has this schedule or modifier; every mode has "".

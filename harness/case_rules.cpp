@@ -48,6 +48,8 @@ constexpr std::array kRules{
          "wcpb.c0/t0s0q0"},
     Rule{kIllegal, [](const Case& c) { return c.mode.preempt && c.mode.preempt_loops < 1; },
          "a request runs at least one loop between two preemptions (p1)", "preempt.p0/t0s0q0"},
+    Rule{kIllegal, [](const Case& c) { return c.mode.pd && c.mode.preempt; },
+         "what a handoff reads stays where it is, so a request that is handed off is not preempted", "pd+preempt/t0s0q0"},
     Rule{kIllegal, [](const Case& c) { return is(c, "block_spec") && c.config.exit.mode != ExitMode::full; },
          "block speculation verifies all four loops: it needs exit full", "block_spec.d2.k4/t0s0q0:exit=threshold0.9"},
     Rule{kIllegal, [](const Case& c) { return is(c, "pipeline_spec") && c.config.exit.mode != ExitMode::full; },
@@ -81,7 +83,6 @@ constexpr std::array kRules{
     Rule{kNotAvailable, [](const Case& c) { return is(c, "block_spec"); }, "block speculation has no planner", "block_spec.d2.k4/t0s0q0"},
     Rule{kNotAvailable, [](const Case& c) { return is(c, "pipeline_spec"); }, "the token pipeline has no planner",
          "pipeline_spec.d2/t0s0q0"},
-    Rule{kNotAvailable, [](const Case& c) { return is(c, "pd"); }, "prefill/decode disaggregation has no planner", "pd/t0s0q0"},
 };
 
 }  // namespace

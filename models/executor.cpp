@@ -25,6 +25,7 @@ RunOptions options_for(const Plan& plan, RunOptions options) {
   options.submissions_in_flight = plan.submissions_in_flight;
   options.graph_replay = plan.graph_replay;
   options.speculation = plan.speculation;
+  options.handoff = plan.handoff;
   return options;
 }
 

@@ -62,6 +62,7 @@ struct RunOptions {
   int submissions_in_flight = 1;
   bool graph_replay = false;
   Speculation speculation = {};
+  bool handoff = false;
 };
 
 class Executor {

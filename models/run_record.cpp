@@ -59,6 +59,7 @@ std::string describe(const HeldResources& held) {
   add(held.snapshots, "snapshots");
   add(held.leases, "leases of published windows");
   add(held.tickets, "unread submissions");
+  add(held.transfers, "regions of handoffs");
   return text;
 }
 

@@ -133,10 +133,36 @@ struct HeldResources {
   std::int64_t snapshots = 0;
   std::int64_t leases = 0;                   // published windows in use by a request
   std::int64_t tickets = 0;                  // submissions whose result was not read
+  std::int64_t transfers = 0;                // regions exported or reserved for a handoff
   bool operator==(const HeldResources&) const = default;
 };
 // "3 pages, 1 snapshot"; empty when nothing is held.
 std::string describe(const HeldResources& held);
+
+// What moved when a request was handed from one executor to another (S-PD). Bytes are of regions; control messages are not counted.
+struct HandoffRegion {
+  std::string kind;                          // as regions are called in models/handoff/regions.hpp
+  PositionRange positions;
+  int loop = 0;
+  std::int64_t bytes = 0;
+  std::uint64_t checksum = 0;                // the receiver found the same one in its own memory
+  bool operator==(const HandoffRegion&) const = default;
+};
+
+struct HandoffRecord {
+  int request = 0;
+  std::string outcome;                       // "handed over", "cancelled", ...
+  std::string transport;
+  std::int64_t bytes = 0;                    // of all regions
+  std::int64_t dense_bytes = 0;              // of K and V of all loops in BF16
+  std::int64_t bytes_before_prompt_end = 0;  // left while the prompt was still being computed
+  std::int64_t bytes_final_before_last_loop = 0;  // depend on no row of the last loop: could leave before it at best
+  std::int64_t partitions = 0;
+  std::int64_t most_bytes_in_flight = 0;
+  std::int64_t most_reserved_bytes = 0;      // that reservations of all requests held at the receiver at once, beside the requests' own storage
+  double seconds = 0;                        // from the end of the prompt to the acknowledgement; no result
+  std::vector<HandoffRegion> regions;
+};
 
 struct RunRecord {
   std::string mode;                          // plan mode
@@ -148,6 +174,7 @@ struct RunRecord {
   std::vector<RequestRecord> requests;
   RunCounters counters;
   HeldResources held_at_drain;
+  std::vector<HandoffRecord> handoffs;       // of a plan of handoffs, by request
 };
 
 }  // namespace loopgauge

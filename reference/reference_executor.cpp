@@ -65,7 +65,6 @@ class ReferenceExecutor final : public Executor {
 
   void begin(const Trace& trace, const EffectiveConfig& config, const RunOptions& options) override {
     require_fault_in(options.fault, name());
-    if (options.stage != Stage::whole) throw UnsupportedError("the reference executor hands no request over in this version");
     require_plain_decoding(trace, options);
     if (config.exit().mode == ExitMode::trace) {
       for (std::size_t i = 0; i < trace.requests.size(); ++i) {
@@ -101,6 +100,13 @@ class ReferenceExecutor final : public Executor {
       double_->submit(submission);
     else
       throw InternalError("submit() before begin()");
+  }
+
+  handoff::Source* handoff_source() override {
+    return declared_ ? declared_->handoff_source() : reordered_ ? reordered_->handoff_source() : double_ ? double_->handoff_source() : nullptr;
+  }
+  handoff::Target* handoff_target() override {
+    return declared_ ? declared_->handoff_target() : reordered_ ? reordered_->handoff_target() : double_ ? double_->handoff_target() : nullptr;
   }
 
   RunRecord finish() override {

@@ -31,6 +31,7 @@ class Driver {
     if (mode.preempt) preempt_.emplace(mode.preempt_loops, trace.requests.size());
     for (std::size_t i = 0; i < trace.requests.size(); ++i) {
       requests_.push_back({RequestProgress(static_cast<int>(i), trace.requests[i], config)});
+      requests_.back().handed_off = !mode.pd;
     }
     for (const TraceEvent& event : trace.events) {
       if (event.kind == TraceEventKind::reuse_id) of(event.request).awaited = true;
@@ -38,6 +39,7 @@ class Driver {
     plan_.mode = mode_text(mode);
     plan_.submissions_in_flight = mode.async ? 2 : 1;
     plan_.graph_replay = mode.graph;
+    plan_.handoff = mode.pd;
   }
 
   Plan run() {
@@ -69,9 +71,10 @@ class Driver {
     bool held = false;       // between a preempt event and its resume
     bool preempted = false;  // a snapshot is on the host
     bool failed = false;     // its last submission failed
+    bool handed_off = true;  // or nobody wants it to be
 
-    bool live() const { return started && !cancelled && !progress.complete(); }
-    bool over() const { return cancelled || progress.complete(); }
+    bool live() const { return started && !over(); }
+    bool over() const { return cancelled || (progress.complete() && handed_off); }
   };
 
   State& of(int request) { return requests_[static_cast<std::size_t>(request)]; }
@@ -104,7 +107,7 @@ class Driver {
     }
   }
 
-  // Rewinds, publications, preemptions and resumptions that are due.
+  // Rewinds, publications, handoffs, preemptions and resumptions that are due.
   void settle(std::vector<Action>& actions) {
     for (State& state : requests_) {
       const int request = state.progress.index();
@@ -119,7 +122,12 @@ class Driver {
       if (prefix_ && state.started && !state.cancelled && !state.preempted) prefix_->publish(state.progress, clock_, actions);
     }
     for (State& state : requests_) {
-      if (!state.live() || away(state) == state.preempted) continue;
+      if (!state.live() || state.handed_off || !state.progress.prompt_complete()) continue;
+      actions.push_back({ActionKind::hand_off, state.progress.index()});
+      state.handed_off = true;
+    }
+    for (State& state : requests_) {
+      if (!state.live() || !state.handed_off || away(state) == state.preempted) continue;
       state.preempted = !state.preempted;
       actions.push_back({state.preempted ? ActionKind::preempt : ActionKind::resume, state.progress.index()});
     }

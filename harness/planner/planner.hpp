@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // From an execution mode and a trace to a plan. A schedule (serial, split, mixed, wcpb; one file each) picks what runs next, modifiers
-// (prefix, preempt; one file each) add actions, async and graph are properties of the plan. A plan depends on lengths, arrivals, events,
+// (prefix, preempt; one file each) add actions, pd hands every request off when its prompt is complete, async and graph are properties of the
+// plan. A plan depends on lengths, arrivals, events,
 // the window, the mode and, under prefix, on which prompts begin alike; never on results: every row that a request could need is planned,
 // and executors skip the rows of a request that has stopped and the loops after an exit.
 #pragma once

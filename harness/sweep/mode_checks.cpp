@@ -277,10 +277,16 @@ std::string cancellation_fault(const Plan& plan, const EffectiveConfig& config, 
     if (submission.failure != PlannedFailure::none) continue;
     for (const WorkItem& item : submission.items) {
       if (item.request != index) continue;
-      const bool whole_prompt = item.kind == RowKind::prefill && item.end == request.prompt_length() && item.loop_last == config.loops();
+      const bool whole_prompt = !plan.handoff && item.kind == RowKind::prefill && item.end == request.prompt_length() && item.loop_last == config.loops();
       const int row = item.kind == RowKind::decode ? item.begin - request.prompt_length() + 2 : whole_prompt ? 1 : 0;
       begun = std::max(begun, row);
       if (item.loop_last == config.loops()) finished = std::max(finished, row);
+    }
+  }
+  // The logits after a prompt that is handed off are formed before the submission that begins with its handoff.
+  for (std::ptrdiff_t i = 0; i <= std::min(read + 1, at - plan.submissions.begin()); ++i) {
+    for (const Action& action : plan.submissions[static_cast<std::size_t>(i)].actions) {
+      if (action.kind == ActionKind::hand_off && action.request == index) begun = std::max(begun, 1), finished = std::max(finished, 1);
     }
   }
   const int possible = static_cast<int>(whole.encoded_frontier.size());

@@ -150,6 +150,31 @@ void encode_stream(KvPlanes<Real>& planes, const ModelConfig& model, PositionRan
   }
 }
 
+template <class Real>
+void reconstruct_stream(KvPlanes<Real>& planes, const ModelConfig& model, PositionRange block, int loop, const CodecStream& stream,
+                        Fault fault) {
+  for (int layer = 0; layer < model.layers; ++layer) {
+    for (const KvTensor tensor : {KvTensor::key, KvTensor::value}) {
+      for (int head = 0; head < model.heads; ++head) {
+        HeadEncoder<Real> decoder(planes, model, loop, layer, tensor, head, stream.rows);
+        const float* min = nullptr;
+        if (!stream.rows.empty()) {
+          const CodecLayer& from = stream.layers.at(static_cast<std::size_t>(layer));
+          const bool is_key = tensor == KvTensor::key;
+          min = (is_key ? from.k_min : from.v_min).row(head).data();
+          decoder.reconstruct_present((is_key ? from.k_codes : from.v_codes).row(head).data(), min,
+                                      (is_key ? from.k_scale : from.v_scale).row(head).data(), fault);
+        }
+        for (int position = block.begin; position < block.end; ++position) {
+          if (!std::binary_search(stream.rows.begin(), stream.rows.end(), position)) decoder.reconstruct_absent(position, fault, min);
+        }
+      }
+    }
+  }
+}
+
+template void reconstruct_stream<float>(KvPlanes<float>&, const ModelConfig&, PositionRange, int, const CodecStream&, Fault);
+template void reconstruct_stream<double>(KvPlanes<double>&, const ModelConfig&, PositionRange, int, const CodecStream&, Fault);
 template void encode_stream<float>(KvPlanes<float>&, const ModelConfig&, PositionRange, int, CodecStream&, Fault, const std::string&);
 template void encode_stream<double>(KvPlanes<double>&, const ModelConfig&, PositionRange, int, CodecStream&, Fault, const std::string&);
 

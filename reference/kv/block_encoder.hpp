@@ -21,4 +21,9 @@ template <class Real>
 void encode_stream(KvPlanes<Real>& planes, const ModelConfig& model, PositionRange block, int loop, CodecStream& stream, Fault fault,
                    const std::string& where);
 
+// The reconstruction alone, from a stream that is encoded already: the same bits as encode_stream() leaves. Streams of a block in loop order.
+template <class Real>
+void reconstruct_stream(KvPlanes<Real>& planes, const ModelConfig& model, PositionRange block, int loop, const CodecStream& stream,
+                        Fault fault);
+
 }  // namespace loopgauge::reference

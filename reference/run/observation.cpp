@@ -76,9 +76,11 @@ void close_record(RunContext<P>& run, RequestState<P>& s) {
   RequestRecord& record = s.record;
   const bool cancelled = s.phase == RequestState<P>::Phase::cancelled;
   const int rows = static_cast<int>(record.encoded_frontier.size());  // of the logits: 1 + fed, or none of an incomplete prompt
-  const int length = rows == 0 ? 0 : s.prompt_length + record.fed;
+  // On the prefill side of a handoff the prompt's rows are all that there is, and it forms no logits.
+  const bool prompt_only = run.options.stage == Stage::prefill && !cancelled;
+  const int length = rows == 0 && !prompt_only ? 0 : s.prompt_length + record.fed;
   record.outcome = cancelled ? RequestOutcome::cancelled : RequestOutcome::completed;
-  if (s.request->teacher_forced()) {
+  if (s.request->teacher_forced() && !prompt_only) {
     record.tokens = s.request->forced;
     if (cancelled) record.tokens.resize(static_cast<std::size_t>(record.fed));
   }
@@ -89,7 +91,7 @@ void close_record(RunContext<P>& run, RequestState<P>& s) {
   const std::size_t positions = static_cast<std::size_t>(s.prompt_length + record.fed);
   for (const std::uint8_t count : record.executions) run.counters.recomputed_rows += std::max(0, count - 1);
   record.executions.resize(positions * kLoops);
-  if (cancelled || s.held == nullptr) return;
+  if (cancelled || prompt_only || s.held == nullptr) return;
   if (run.options.record.kv) record_planes(run, s, length);
   if (run.options.record.codec) record.blocks = std::move(s.held->blocks);
 }

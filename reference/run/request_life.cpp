@@ -114,6 +114,11 @@ template <class P>
 void complete_prompt(RunContext<P>& run, RequestState<P>& s) {
   s.held->committed = s.prompt_length;
   encode_to(run, s, frontier_rule(run, s, s.prompt_length));
+  if (run.options.stage == Stage::prefill) {
+    const auto* row = hidden_row(run, s, run.config.loops(), s.prompt_length - 1);
+    s.held->final_hidden.assign(row, row + run.model.hidden);
+    return;
+  }
   emit(run, s, s.prompt_length - 1, run.config.loops());
 }
 
@@ -242,9 +247,13 @@ void decode(RunContext<P>& run, RequestState<P>& s, const WorkItem& item) {
 }  // namespace
 
 template <class P>
+std::unique_ptr<RequestStorage<P>> make_storage(const RunContext<P>& run, const RequestState<P>& s) {
+  return std::make_unique<RequestStorage<P>>(run.model, s.capacity, window_count(s.prompt_length, run.config.window()), run.config.q().enabled);
+}
+
+template <class P>
 void allocate_storage(const RunContext<P>& run, RequestState<P>& s) {
-  s.held = std::make_unique<RequestStorage<P>>(run.model, s.capacity, window_count(s.prompt_length, run.config.window()),
-                                               run.config.q().enabled);
+  s.held = make_storage(run, s);
 }
 
 template <class P>
@@ -258,6 +267,11 @@ template <class P>
 bool is_work(const RequestState<P>& s, const WorkItem& item) {
   if (s.phase == RequestState<P>::Phase::ended || !s.late_error.empty()) return false;
   return item.kind == RowKind::prefill || s.held == nullptr || item.begin - s.prompt_length >= s.held->rows_finished;
+}
+
+template <class P>
+void emit_prompt(RunContext<P>& run, RequestState<P>& s) {
+  emit(run, s, s.prompt_length - 1, run.config.loops());
 }
 
 template <class P>
@@ -336,10 +350,12 @@ void commit_known_rows(RunContext<P>& run, RequestState<P>& s) {
 }
 
 #define LOOPGAUGE_INSTANTIATE(P)                                                 \
+  template std::unique_ptr<RequestStorage<P>> make_storage<P>(const RunContext<P>&, const RequestState<P>&); \
   template void allocate_storage<P>(const RunContext<P>&, RequestState<P>&);     \
   template void begin_request<P>(RunContext<P>&, RequestState<P>&);              \
   template void advance<P>(RunContext<P>&, RequestState<P>&, const WorkItem&);   \
   template bool is_work<P>(const RequestState<P>&, const WorkItem&);             \
+  template void emit_prompt<P>(RunContext<P>&, RequestState<P>&);                \
   template bool token_is_known<P>(const RequestState<P>&, int);                  \
   template void retire_reference<P>(RunContext<P>&, RequestState<P>&);           \
   template void break_off<P>(RunContext<P>&, RequestState<P>&, const WorkItem&); \

@@ -10,6 +10,8 @@ namespace loopgauge::reference {
 
 // What a request holds, empty.
 template <class P>
+std::unique_ptr<RequestStorage<P>> make_storage(const RunContext<P>& run, const RequestState<P>& s);
+template <class P>
 void allocate_storage(const RunContext<P>& run, RequestState<P>& s);
 
 // A new generation begins (S-ACT-1).
@@ -23,6 +25,10 @@ void advance(RunContext<P>& run, RequestState<P>& s, const WorkItem& item);
 // True when the item has rows to run: its request has not ended, its row has not finished.
 template <class P>
 bool is_work(const RequestState<P>& s, const WorkItem& item);
+
+// The logits of the prompt's last row and the token that they choose go into the current ticket.
+template <class P>
+void emit_prompt(RunContext<P>& run, RequestState<P>& s);
 
 // Whether the token that decode row `step` is fed is known to be no end of the sequence, and none lies before it.
 template <class P>

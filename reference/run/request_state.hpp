@@ -68,6 +68,7 @@ struct RequestStorage {
   int rows_finished = 0;                     // decode rows that executed their last loop
   int incarnations = 0;
   DecodeRow<P> row;
+  std::vector<Real> final_hidden;         // H of the last loop at the last prompt position, of a prompt that was handed over or will be
   std::vector<PrefixLease<Real>> leases;  // of published windows, until the request lets go of its storage
   bool token_lost = false;                // by Fault::resume_without_token
 

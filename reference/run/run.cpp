@@ -38,14 +38,26 @@ Run<P>::Run(const ModelConfig& model, const std::string& model_sha256, const Wei
   }
 }
 
+// Results of requests that were handed in since the last submission are read with that one's.
+template <class P>
+void Run<P>::take_in_activations() {
+  if (context_.ticket.results.empty()) return;
+  const int last = static_cast<int>(context_.counters.submissions) - 1;
+  if (unread_.empty() || unread_.back().submission != last) unread_.push_back({last, {}});
+  for (auto& result : context_.ticket.results) unread_.back().results.push_back(std::move(result));
+  context_.ticket = {};
+}
+
 template <class P>
 void Run<P>::submit(const Submission& submission) {
+  take_in_activations();
   context_.submission = static_cast<int>(context_.counters.submissions++);
   read_results(context_.submission - context_.options.submissions_in_flight);
   for (const Action& action : submission.actions) act(context_, request(action.request), action);
   context_.ticket = {context_.submission, {}};
   run_items(submission);
   unread_.push_back(std::move(context_.ticket));
+  context_.ticket = {};
   context_.counters.most_in_flight = std::max<std::int64_t>(context_.counters.most_in_flight, static_cast<std::int64_t>(unread_.size()));
 }
 
@@ -62,8 +74,13 @@ template <class P>
 void Run<P>::run_items(const Submission& submission) {
   using Phase = typename RequestState<P>::Phase;
   std::vector<const WorkItem*> work;
+  const Stage stage = context_.options.stage;
   for (const WorkItem& item : submission.items) {
     RequestState<P>& s = request(item.request);
+    if (stage != Stage::whole && (stage == Stage::prefill) != (item.kind == RowKind::prefill)) {
+      throw InternalError(name(s) + ": an item of the other side of the handoff");
+    }
+    if (stage == Stage::decode && s.phase == Phase::waiting) throw InternalError(name(s) + ": an item of a request that was not handed in");
     if (s.phase == Phase::cancelled || s.phase == Phase::preempted || s.dirty) {
       throw InternalError(name(s) + ": an item of a request that is cancelled, preempted or to be rewound");
     }
@@ -119,6 +136,7 @@ HeldResources Run<P>::held() {
   HeldResources held;
   held.references = context_.references.in_use();
   held.tickets = static_cast<std::int64_t>(unread_.size());
+  held.transfers = source_.regions_held() + target_.regions_held();
   for (const RequestState<P>& s : requests_) {
     held.snapshots += s.phase == Phase::preempted || !s.snapshot.empty();
     if (s.held == nullptr) continue;
@@ -133,6 +151,7 @@ HeldResources Run<P>::held() {
 
 template <class P>
 RunRecord Run<P>::finish() {
+  take_in_activations();
   read_results(context_.submission);
   context_.prefixes.clear();
   RunRecord result;
@@ -144,7 +163,9 @@ RunRecord Run<P>::finish() {
   result.held_at_drain = held();
   for (RequestState<P>& s : requests_) {
     if (!s.over()) {  // of a plan that is not complete: what it holds is counted above
-      if (s.record.encoded_frontier.empty()) throw InternalError(name(s) + ": the plan ended before the prompt was complete");
+      if (s.record.encoded_frontier.empty() && context_.options.stage == Stage::whole) {
+        throw InternalError(name(s) + ": the plan ended before the prompt was complete");
+      }
       close_record(context_, s);
     }
     if (!context_.options.record.logits) s.record.logits = {};

@@ -85,7 +85,8 @@ std::string name(const RequestState<P>& s) {
   return "request " + std::to_string(s.index);
 }
 
-// H[loop] of a row that is on its way: of an unfinished window or of the decode row. [hidden]
+// H[loop] of a row that is on its way: of an unfinished window or of the decode row. Of a prompt that was handed over it is the last row's H of
+// the last loop. [hidden]
 template <class P>
 typename P::Real* hidden_row(const RunContext<P>& run, RequestState<P>& s, int loop, int position) {
   const std::size_t r = static_cast<std::size_t>(loop - 1);
@@ -94,6 +95,7 @@ typename P::Real* hidden_row(const RunContext<P>& run, RequestState<P>& s, int l
     if (row.empty()) row.assign(static_cast<std::size_t>(run.model.hidden), std::numeric_limits<typename P::Real>::quiet_NaN());
     return row.data();
   }
+  if (s.held->windows.empty() && !s.held->final_hidden.empty()) return s.held->final_hidden.data();
   WindowState<typename P::Real>& window = s.held->windows.at(position / run.config.window());
   return window.hidden[r].row(position - window.positions.begin).data();
 }

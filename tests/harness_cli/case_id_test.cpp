@@ -29,13 +29,14 @@ void expect_error(std::string_view id, const std::vector<std::string>& parts) {
 
 ModeSpec random_mode(const std::function<int(int)>& below) {
   ModeSpec mode;
-  mode.schedule = schedule_names()[static_cast<std::size_t>(below(7))];
+  mode.schedule = schedule_names()[static_cast<std::size_t>(below(static_cast<int>(schedule_names().size())))];
   if (mode.schedule == "split") mode.piece_tokens = below(3) * 33;
   if (mode.schedule == "mixed") mode.token_budget = below(2) == 0 ? 256 : below(1000);
   if (mode.schedule == "wcpb") mode.chunk_windows = below(4);
   if (mode.schedule == "block_spec" || mode.schedule == "pipeline_spec") mode.draft_depth = below(5);
   if (mode.schedule == "block_spec") mode.draft_length = below(9);
   if ((mode.prefix = below(2) == 0)) mode.encoded_prefix = below(2) == 0, mode.published_windows = below(2) * below(9);
+  mode.pd = below(2) == 0;
   if ((mode.preempt = below(2) == 0)) mode.preempt_loops = below(7);
   mode.async = below(2) == 0;
   mode.graph = below(2) == 0;
@@ -102,6 +103,9 @@ TEST(CaseId, ModesOfTheSpecification) {
                                 "preempt.p1",
                                 "async+graph",
                                 "wcpb+prefix+async",
+                                "wcpb+prefix+pd",
+                                "pd+async+graph",
+                                "block_spec.d2.k4+pd",
                                 "mixed+prefix+preempt",
                                 "split.p20+async",
                                 "mixed.b64+prefix.encoded.k4+preempt.p5+async+graph"}) {

@@ -33,7 +33,8 @@ TEST(CaseRules, SerialAndSplitRunUnderEverySetting) {
 
 TEST(CaseRules, SchedulesCombineWithEveryModifier) {
   for (std::string_view schedule : schedule_names()) {
-    for (int bits = 0; bits < 16; ++bits) {
+    for (int bits = 0; bits < 32; ++bits) {
+      if ((bits & 18) == 18) continue;  // a request in a handoff stays where it is
       Case value;
       value.trace = "a";
       value.mode.schedule = schedule;
@@ -41,6 +42,7 @@ TEST(CaseRules, SchedulesCombineWithEveryModifier) {
       value.mode.preempt = (bits & 2) != 0;
       value.mode.async = (bits & 4) != 0;
       value.mode.graph = (bits & 8) != 0;
+      value.mode.pd = (bits & 16) != 0;
       const auto refusal = case_refusal(value);
       ASSERT_EQ(refusal.has_value(), !is_planned(schedule)) << mode_text(value.mode);
       if (refusal) {
@@ -58,6 +60,9 @@ TEST(CaseRules, RangesOfModeParameters) {
   EXPECT_EQ(verdict("split+preempt.p0/t0s0q0/a"), "illegal");
   EXPECT_EQ(verdict("split+preempt.p1/t0s0q0/a"), "runs");
   EXPECT_EQ(verdict("prefix.k1/t0s0q0/a"), "runs");
+  EXPECT_EQ(verdict("pd/t0s0q0/a"), "runs");
+  EXPECT_EQ(verdict("wcpb+prefix+pd+async/t0s0q0/a"), "runs");
+  EXPECT_EQ(verdict("pd+preempt/t0s0q0/a"), "illegal");
 }
 
 TEST(CaseRules, BoundariesOfTheTailRules) {
@@ -91,12 +96,12 @@ TEST(CaseRules, PrefixesAreEncodedExactlyUnderStreaming) {
 
 TEST(CaseRules, RefusalsBecomeTheRightKindOfError) {
   EXPECT_THROW(require_runnable(parse_case_id("async/t0s0q0:exit=threshold0.9/a")), ConfigError);
-  EXPECT_THROW(require_runnable(parse_case_id("pd/t0s0q0/a")), UnsupportedError);
+  EXPECT_THROW(require_runnable(parse_case_id("pipeline_spec.d2/t0s0q0/a")), UnsupportedError);
   EXPECT_NO_THROW(require_runnable(parse_case_id("serial/t0s0q0/a")));
   try {
-    require_runnable(parse_case_id("pd/t0s0q0/a"));
+    require_runnable(parse_case_id("pipeline_spec.d2/t0s0q0/a"));
   } catch (const UnsupportedError& error) {
-    EXPECT_NE(std::string(error.what()).find("available: serial, split, mixed, wcpb, each with any of prefix, preempt, async, graph"),
+    EXPECT_NE(std::string(error.what()).find("available: serial, split, mixed, wcpb, each with any of prefix, pd, preempt, async, graph"),
               std::string::npos)
         << error.what();
   }

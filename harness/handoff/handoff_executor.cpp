@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "harness/handoff/handoff_executor.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <set>
+#include <thread>
+
+#include "models/error.hpp"
+
+namespace loopgauge::harness {
+namespace {
+
+// Nothing has moved for so long: a transport that works asynchronously is given up.
+constexpr std::chrono::seconds kLease{60};
+
+template <class T>
+void copy_rows(const Tensor<T>& from, Tensor<T>& to, int rows) {
+  if (from.empty() || to.empty()) return;
+  const auto count = std::min<std::int64_t>({rows, from.extent(0), to.extent(0)});
+  for (std::int64_t i = 0; i < count; ++i) std::copy(from.row(i).begin(), from.row(i).end(), to.row(i).begin());
+}
+
+// What was observed of the prompt on the side that computed it goes into the record of the side that went on.
+void add_prompt(const RequestRecord& prompt, RequestRecord& record) {
+  const int length = record.prompt_length;
+  for (std::size_t r = 0; r < kLoops; ++r) copy_rows(prompt.hidden[r], record.hidden[r], length);
+  copy_rows(prompt.gate, record.gate, length);
+  record.scores = prompt.scores;
+  record.active = prompt.active;
+  for (std::size_t i = 0; i < std::min(prompt.executions.size(), record.executions.size()); ++i) {
+    record.executions[i] = static_cast<std::uint8_t>(record.executions[i] + prompt.executions[i]);
+  }
+}
+
+class HandoffExecutor final : public Executor {
+ public:
+  HandoffExecutor(ExecutorFactory make, TransportFactory transport, HandoffLimits limits)
+      : make_(std::move(make)), make_transport_(std::move(transport)), limits_(limits), prefill_(make_()) {}
+
+  std::string name() const override { return prefill_->name(); }
+
+  void begin(const Trace& trace, const EffectiveConfig& config, const RunOptions& options) override {
+    run_.reset();
+    if (!options.handoff) {
+      prefill_->begin(trace, config, options);
+      return;
+    }
+    if (!decode_) decode_ = make_();
+    RunOptions prefill = options, decode = options;
+    prefill.stage = Stage::prefill;
+    prefill.graph_replay = false;  // captured are decode steps
+    decode.stage = Stage::decode;
+    prefill_->begin(trace, config, prefill);
+    decode_->begin(trace, config, decode);
+    handoff::Source* source = prefill_->handoff_source();
+    handoff::Target* target = decode_->handoff_target();
+    if (source == nullptr || target == nullptr) throw UnsupportedError("the " + name() + " executor takes no part in handoffs");
+    run_.emplace(*source, *target, make_transport_(), limits_, trace);
+  }
+
+  void submit(const Submission& submission) override {
+    if (!run_) {
+      prefill_->submit(submission);
+      return;
+    }
+    Submission prompts, rest;
+    std::vector<int> handed;
+    for (const Action& action : submission.actions) {
+      const int request = action.request;
+      switch (action.kind) {
+        case ActionKind::hand_off: handed.push_back(request); break;
+        case ActionKind::publish:
+        case ActionKind::evict: prompts.actions.push_back(action); break;
+        case ActionKind::reuse:
+          prompts.actions.push_back(action);
+          run_->offers.push_back(request);
+          break;
+        case ActionKind::cancel:
+          // The request ends on both sides; of one that has been handed over P holds nothing.
+          if (!run_->handed.contains(request)) {
+            prompts.actions.push_back(action);
+            run_->cancels.push_back(request);
+          }
+          rest.actions.push_back(action);
+          break;
+        default: (run_->handed.contains(request) ? rest : prompts).actions.push_back(action);
+      }
+    }
+    for (const WorkItem& item : submission.items) (item.kind == RowKind::prefill ? prompts : rest).items.push_back(item);
+    prompts.failure = rest.failure = submission.failure;
+    run_->failing_submissions += submission.failure == PlannedFailure::none ? 0 : 1;
+
+    for (const WorkItem& item : prompts.items) run_->offers.push_back(item.request);
+    prefill_->submit(prompts);
+    for (const int request : run_->cancels) cancel(request);
+    run_->cancels.clear();
+    for (const int request : run_->offers) {
+      if (!run_->sender.knows(request)) run_->sender.offer(request);
+    }
+    run_->offers.clear();
+    pump();
+    for (const int request : handed) hand_off(request);
+    decode_->submit(rest);
+  }
+
+  RunRecord finish() override {
+    if (!run_) return prefill_->finish();
+    const RunRecord prompts = prefill_->finish();
+    RunRecord record = decode_->finish();
+    for (std::size_t i = 0; i < record.requests.size(); ++i) add_prompt(prompts.requests.at(i), record.requests[i]);
+    add_counters(prompts.counters, record.counters);
+    HeldResources& held = record.held_at_drain;
+    const HeldResources& other = prompts.held_at_drain;
+    held.requests += other.requests, held.pages += other.pages, held.blocks += other.blocks, held.references += other.references;
+    held.hidden_windows += other.hidden_windows, held.snapshots += other.snapshots, held.leases += other.leases, held.tickets += other.tickets;
+    held.transfers += other.transfers;
+    for (std::size_t i = 0; i < record.requests.size(); ++i) {
+      const int request = static_cast<int>(i);
+      if (!run_->sender.knows(request)) continue;
+      record.handoffs.push_back(run_->sender.record(request));
+      record.handoffs.back().transport = std::string(run_->transport.sender->name());
+      record.handoffs.back().most_reserved_bytes = static_cast<std::int64_t>(run_->most_reserved_bytes);
+    }
+    run_.reset();
+    return record;
+  }
+
+ private:
+  struct Run {
+    Run(handoff::Source& source, handoff::Target& to, handoff::TransportEnds ends, HandoffLimits limits, const Trace& trace)
+        : transport(std::move(ends)), target(to), sender(source, *transport.sender, 1, limits), receiver(to, *transport.receiver), trace_name(trace.name) {}
+
+    handoff::TransportEnds transport;
+    handoff::Target& target;
+    SenderEndpoint sender;
+    ReceiverEndpoint receiver;
+    std::string trace_name;
+    std::set<int> handed;
+    std::vector<int> offers, cancels;
+    std::int64_t failing_submissions = 0;
+    std::size_t most_reserved_bytes = 0;
+  };
+
+  bool pump() {
+    bool any = false;
+    for (bool progress = true; progress;) {
+      progress = run_->sender.step();
+      progress |= run_->receiver.step();
+      any |= progress;
+    }
+    run_->most_reserved_bytes = std::max(run_->most_reserved_bytes, run_->target.most_transfer_bytes());
+    return any;
+  }
+
+  // Moves everything on until `done`; false when nothing has moved for a lease.
+  template <class Done>
+  bool pump_until(Done done) {
+    auto last = std::chrono::steady_clock::now();
+    while (!done()) {
+      if (pump()) {
+        last = std::chrono::steady_clock::now();
+      } else if (std::chrono::steady_clock::now() - last > kLease) {
+        return false;
+      } else {
+        std::this_thread::yield();
+      }
+    }
+    return true;
+  }
+
+  void hand_off(int request) {
+    const auto start = std::chrono::steady_clock::now();
+    run_->sender.prompt_complete(request);
+    if (!pump_until([&] { return run_->sender.closed(request); })) {
+      run_->sender.lease_expired(request);
+      run_->receiver.lease_expired(request);
+      pump();
+    }
+    if (run_->sender.outcome(request) != handoff::Outcome::handed_over) {
+      const std::string& reason = run_->sender.reason(request);
+      throw FileError("request " + std::to_string(request) + " of trace " + run_->trace_name + " was not handed over (" +
+                      std::string(handoff::to_string(run_->sender.outcome(request))) + ")" + (reason.empty() ? "" : ": " + reason));
+    }
+    run_->handed.insert(request);
+    run_->sender.set_seconds(request, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+
+  void cancel(int request) {
+    if (!run_->sender.knows(request)) return;
+    run_->sender.cancel(request);
+    run_->receiver.cancel(request);
+    pump_until([&] { return run_->sender.closed(request); });
+  }
+
+  void add_counters(const RunCounters& prompts, RunCounters& counters) const {
+    const RunCounters rest = counters;
+    for (const RunCounterField& field : run_counter_fields()) counters.*field.member += prompts.*field.member;
+    counters.submissions = rest.submissions;  // every submission goes to both sides
+    counters.most_in_flight = std::max(prompts.most_in_flight, rest.most_in_flight);
+    counters.failures = std::min(counters.failures, run_->failing_submissions);
+  }
+
+  ExecutorFactory make_;
+  TransportFactory make_transport_;
+  HandoffLimits limits_;
+  std::unique_ptr<Executor> prefill_, decode_;
+  std::optional<Run> run_;
+};
+
+}  // namespace
+
+std::unique_ptr<Executor> make_handoff_executor(ExecutorFactory make, TransportFactory transport, HandoffLimits limits) {
+  return std::make_unique<HandoffExecutor>(std::move(make), std::move(transport), limits);
+}
+
+}  // namespace loopgauge::harness
