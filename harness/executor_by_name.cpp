@@ -15,7 +15,9 @@ std::unique_ptr<Executor> make_executor(std::string_view name, const Checkpoint&
   if (name == "reference") {
     return make_handoff_executor([&checkpoint] { return reference::make_reference_executor(checkpoint); }, make_host_transport);
   }
-  if (name == "optimized") return optimized::make_cuda_executor(checkpoint);
+  if (name == "optimized") {
+    return make_handoff_executor([&checkpoint]() -> std::unique_ptr<Executor> { return optimized::make_cuda_executor(checkpoint); }, make_host_transport);
+  }
   throw ConfigError("executor '" + std::string(name) + "' is not one of: reference, optimized");
 }
 

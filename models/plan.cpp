@@ -143,6 +143,7 @@ class Checker {
     for (const WorkItem& item : submission.items) {
       std::string fault = at_rest(item.request);
       if (fault.empty()) fault = start(item.request);
+      if (fault.empty() && handoff_ && item.kind != RowKind::prefill && !of(item.request).handed_off) fault = "the request has not been handed off";
       if (fault.empty()) fault = check_item(item);
       if (!fault.empty()) return describe(item) + ": " + fault;
     }
@@ -403,7 +404,6 @@ class Checker {
     if (item.end != item.begin + 1 || index < 0 || index >= r.decode_rows) {
       return "a decode item is one position in [" + std::to_string(r.prompt_length) + ", " + std::to_string(r.prompt_length + r.decode_rows) + ")";
     }
-    if (handoff_ && !r.handed_off) return "the request has not been handed off";
     if (index > r.rows_done) return "needs position " + std::to_string(r.prompt_length + r.rows_done) + " with all its loops";
     const int done = index < r.rows_done ? config_.loops() : r.row_loops;
     if (done != item.loop_first - 1) return "has completed " + std::to_string(done) + " loops, so loop " + std::to_string(done + 1) + " is next";

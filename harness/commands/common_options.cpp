@@ -77,7 +77,7 @@ using V = std::string_view;
 // In the order in which they are read: switches before what depends on them, the mode before its parameters.
 constexpr std::array kRows{
     SettingRow{SettingGroup::mode, "mode", "--mode", "MODE",
-               "Execution mode: serial, split, mixed or wcpb, with any of prefix, preempt, async, graph added, as in wcpb+prefix+async "
+               "Execution mode: serial, split, mixed or wcpb, with any of prefix, pd, preempt, async, graph added, as in wcpb+prefix+async "
                "(default serial)",
                read_mode},
     SettingRow{SettingGroup::mode, "piece_tokens", "--piece-tokens", "N",

@@ -31,7 +31,7 @@ class SenderEndpoint {
   bool step();
   void cancel(int request);
   void lease_expired(int request);
-  // The partitions that are posted from now on leave after the prompt was complete.
+  // The prompt is complete: what is posted from now on has not left before its end.
   void prompt_complete(int request) { at(request).before_prompt_end = false; }
 
   // What the handoff took from the end of the prompt to its acknowledgement; for the record.

@@ -57,7 +57,7 @@ class HandoffExecutor final : public Executor {
     handoff::Source* source = prefill_->handoff_source();
     handoff::Target* target = decode_->handoff_target();
     if (source == nullptr || target == nullptr) throw UnsupportedError("the " + name() + " executor takes no part in handoffs");
-    run_.emplace(*source, *target, make_transport_(), limits_, trace);
+    run_.emplace(*source, *target, make_transport_(), limits_, trace, config.loops());
   }
 
   void submit(const Submission& submission) override {
@@ -100,6 +100,10 @@ class HandoffExecutor final : public Executor {
       if (!run_->sender.knows(request)) run_->sender.offer(request);
     }
     run_->offers.clear();
+    for (const WorkItem& item : prompts.items) {
+      const bool completes = item.end == run_->trace.requests.at(static_cast<std::size_t>(item.request)).prompt_length() && item.loop_last == run_->loops;
+      if (completes && submission.failure == PlannedFailure::none) run_->sender.prompt_complete(item.request);
+    }
     pump();
     for (const int request : handed) hand_off(request);
     decode_->submit(rest);
@@ -129,14 +133,15 @@ class HandoffExecutor final : public Executor {
 
  private:
   struct Run {
-    Run(handoff::Source& source, handoff::Target& to, handoff::TransportEnds ends, HandoffLimits limits, const Trace& trace)
-        : transport(std::move(ends)), target(to), sender(source, *transport.sender, 1, limits), receiver(to, *transport.receiver), trace_name(trace.name) {}
+    Run(handoff::Source& source, handoff::Target& to, handoff::TransportEnds ends, HandoffLimits limits, const Trace& of, int loop_count)
+        : transport(std::move(ends)), target(to), sender(source, *transport.sender, 1, limits), receiver(to, *transport.receiver), trace(of), loops(loop_count) {}
 
     handoff::TransportEnds transport;
     handoff::Target& target;
     SenderEndpoint sender;
     ReceiverEndpoint receiver;
-    std::string trace_name;
+    const Trace& trace;
+    const int loops;
     std::set<int> handed;
     std::vector<int> offers, cancels;
     std::int64_t failing_submissions = 0;
@@ -172,7 +177,6 @@ class HandoffExecutor final : public Executor {
 
   void hand_off(int request) {
     const auto start = std::chrono::steady_clock::now();
-    run_->sender.prompt_complete(request);
     if (!pump_until([&] { return run_->sender.closed(request); })) {
       run_->sender.lease_expired(request);
       run_->receiver.lease_expired(request);
@@ -180,7 +184,7 @@ class HandoffExecutor final : public Executor {
     }
     if (run_->sender.outcome(request) != handoff::Outcome::handed_over) {
       const std::string& reason = run_->sender.reason(request);
-      throw FileError("request " + std::to_string(request) + " of trace " + run_->trace_name + " was not handed over (" +
+      throw FileError("request " + std::to_string(request) + " of trace " + run_->trace.name + " was not handed over (" +
                       std::string(handoff::to_string(run_->sender.outcome(request))) + ")" + (reason.empty() ? "" : ": " + reason));
     }
     run_->handed.insert(request);

@@ -27,8 +27,8 @@
 // land any more.
 #pragma once
 
+#include <compare>
 #include <cstdint>
-#include <deque>
 #include <string_view>
 #include <vector>
 
@@ -104,7 +104,7 @@ class Sender {
   bool closed() const { return state_ == State::closed; }
   std::uint64_t bytes_in_flight() const { return bytes_in_flight_; }
   std::uint32_t partitions() const { return static_cast<std::uint32_t>(sizes_.size()); }
-  bool operator==(const Sender&) const = default;
+  auto operator<=>(const Sender&) const = default;  // every state can be told apart, and ordered
 
  private:
   enum class Write : std::uint8_t { waiting, posted, ended, dropped };
@@ -147,7 +147,7 @@ class Receiver {
     return state_ == State::receiving || state_ == State::activating || state_ == State::active || state_ == State::cancelling;
   }
   std::uint32_t arrived() const { return arrived_count_; }
-  bool operator==(const Receiver&) const = default;
+  auto operator<=>(const Receiver&) const = default;
 
  private:
   ProtocolActions on_offer();

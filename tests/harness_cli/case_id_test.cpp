@@ -202,7 +202,7 @@ TEST(CaseId, ErrorsNameThePartAndTheAcceptedWords) {
   expect_error("preempt.k4/t0s0q0/a", {"'k4'", "preempt.p<loops>"});
   expect_error("prefix.coded/t0s0q0/a", {"'coded'", "prefix.encoded", "prefix.k<windows>"});
   expect_error("async.f2/t0s0q0/a", {"'f2'", "async takes no parameter"});
-  expect_error("wcpb+/t0s0q0/a", {"part ''", "'wcpb+'", "prefix, preempt, async, graph"});
+  expect_error("wcpb+/t0s0q0/a", {"part ''", "'wcpb+'", "prefix, pd, preempt, async, graph"});
   expect_error("wcpb+asynk/t0s0q0/a", {"'asynk'", "'wcpb+asynk'", "serial, split, mixed, wcpb"});
   expect_error("async+async/t0s0q0/a", {"'async' twice"});
   expect_error("split+wcpb/t0s0q0/a", {"two schedules", "'split' and 'wcpb'"});
