@@ -82,6 +82,7 @@ int run(int argc, char** argv) {
   loopgauge::harness::add_bench_command(app, exit_code);
   loopgauge::harness::add_trace_command(app, exit_code);
   loopgauge::harness::add_model_command(app, exit_code);
+  loopgauge::harness::add_pd_command(app, exit_code);
   loopgauge::harness::add_doctor_command(app, exit_code);
   app.set_help_all_flag("--help-all", "Print the help of every subcommand");  // last: subcommands would inherit it
 

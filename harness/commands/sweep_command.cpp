@@ -15,6 +15,7 @@
 #include "harness/commands/command.hpp"
 #include "harness/commands/common_options.hpp"
 #include "harness/commands/config_file.hpp"
+#include "harness/executor_by_name.hpp"
 #include "harness/interrupt.hpp"
 #include "harness/io/data_paths.hpp"
 #include "harness/io/trace_file.hpp"
@@ -26,7 +27,6 @@
 #include "harness/sweep/sweep.hpp"
 #include "models/error.hpp"
 #include "optimized/cuda_executor.hpp"
-#include "reference/reference_executor.hpp"
 
 namespace loopgauge::harness {
 
@@ -132,13 +132,13 @@ void select_executors(Sweep& sweep, int jobs, int device_jobs) {
   if (sweep.request.executors != ExecutorChoice::optimized || device.available) {
     const int lanes = jobs > 0 ? jobs : std::min(host_info().threads, kMostDefaultLanes);
     for (int i = 0; i < lanes; ++i) {
-      sweep.reference.push_back(reference::make_reference_executor(sweep.checkpoint));
+      sweep.reference.push_back(make_executor("reference", sweep.checkpoint));
       sweep.executors.reference.push_back(sweep.reference.back().get());
     }
   }
   if (sweep.request.executors != ExecutorChoice::reference && device.available) {
     for (int i = 0; i < device_jobs; ++i) {
-      sweep.optimized.push_back(optimized::make_cuda_executor(sweep.checkpoint));
+      sweep.optimized.push_back(make_executor("optimized", sweep.checkpoint));
       sweep.executors.optimized.push_back(sweep.optimized.back().get());
     }
   }

@@ -36,8 +36,8 @@ void add_prompt(const RequestRecord& prompt, RequestRecord& record) {
 
 class HandoffExecutor final : public Executor {
  public:
-  HandoffExecutor(ExecutorFactory make, TransportFactory transport, HandoffLimits limits)
-      : make_(std::move(make)), make_transport_(std::move(transport)), limits_(limits), prefill_(make_()) {}
+  HandoffExecutor(const ExecutorFactory& prefill, ExecutorFactory decode, TransportFactory transport, HandoffLimits limits)
+      : make_decode_(std::move(decode)), make_transport_(std::move(transport)), limits_(limits), prefill_(prefill()) {}
 
   std::string name() const override { return prefill_->name(); }
 
@@ -47,8 +47,9 @@ class HandoffExecutor final : public Executor {
       prefill_->begin(trace, config, options);
       return;
     }
-    if (!decode_) decode_ = make_();
+    if (!decode_) decode_ = make_decode_();
     RunOptions prefill = options, decode = options;
+    prefill.handoff = decode.handoff = false;
     prefill.stage = Stage::prefill;
     prefill.graph_replay = false;  // captured are decode steps
     decode.stage = Stage::decode;
@@ -108,6 +109,10 @@ class HandoffExecutor final : public Executor {
     for (const int request : handed) hand_off(request);
     decode_->submit(rest);
   }
+
+  // Of a run with a stage, which the first executor has alone.
+  handoff::Source* handoff_source() override { return run_ ? nullptr : prefill_->handoff_source(); }
+  handoff::Target* handoff_target() override { return run_ ? nullptr : prefill_->handoff_target(); }
 
   RunRecord finish() override {
     if (!run_) return prefill_->finish();
@@ -206,7 +211,7 @@ class HandoffExecutor final : public Executor {
     counters.failures = std::min(counters.failures, run_->failing_submissions);
   }
 
-  ExecutorFactory make_;
+  ExecutorFactory make_decode_;
   TransportFactory make_transport_;
   HandoffLimits limits_;
   std::unique_ptr<Executor> prefill_, decode_;
@@ -216,7 +221,11 @@ class HandoffExecutor final : public Executor {
 }  // namespace
 
 std::unique_ptr<Executor> make_handoff_executor(ExecutorFactory make, TransportFactory transport, HandoffLimits limits) {
-  return std::make_unique<HandoffExecutor>(std::move(make), std::move(transport), limits);
+  return std::make_unique<HandoffExecutor>(make, make, std::move(transport), limits);
+}
+
+std::unique_ptr<Executor> make_handoff_executor(ExecutorFactory prefill, ExecutorFactory decode, TransportFactory transport, HandoffLimits limits) {
+  return std::make_unique<HandoffExecutor>(prefill, std::move(decode), std::move(transport), limits);
 }
 
 }  // namespace loopgauge::harness

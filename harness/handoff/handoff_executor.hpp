@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An executor that runs plans of handoffs (S-PD) with two of a kind, one that computes prompts and one that goes on from what arrives, and
+// An executor that runs plans of handoffs (S-PD) with two others, one that computes prompts and one that goes on from what arrives, and
 // any other plan with the first of them alone. The second has the trace and nothing else of the first but the bytes that the transport carried.
 #pragma once
 
@@ -14,7 +14,9 @@ namespace loopgauge::harness {
 using ExecutorFactory = std::function<std::unique_ptr<Executor>()>;
 using TransportFactory = std::function<handoff::TransportEnds()>;
 
-// Both factories may be called late and more than once; a transport serves one run. What `make` throws, this throws at once.
+// The second executor is made when the first plan of handoffs begins; a transport serves one run. What `make` throws, this throws at once.
 std::unique_ptr<Executor> make_handoff_executor(ExecutorFactory make, TransportFactory transport, HandoffLimits limits = {});
+// The same with two of different kinds; plans without handoffs are run by the first.
+std::unique_ptr<Executor> make_handoff_executor(ExecutorFactory prefill, ExecutorFactory decode, TransportFactory transport, HandoffLimits limits = {});
 
 }  // namespace loopgauge::harness

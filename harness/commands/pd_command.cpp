@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+// `loopgauge pd`: handoffs as files. export computes prompts and writes what would have been sent, import decodes from such a file, info
+// says what is in one, compare sets two against each other region by region.
+#include <algorithm>
+#include <array>
+#include <fstream>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "harness/byte_text.hpp"
+#include "harness/commands/case_selection.hpp"
+#include "harness/commands/command.hpp"
+#include "harness/commands/common_options.hpp"
+#include "harness/executor_by_name.hpp"
+#include "harness/handoff/archive.hpp"
+#include "harness/handoff/handoff_executor.hpp"
+#include "harness/handoff/host_transport.hpp"
+#include "harness/io/atomic_output.hpp"
+#include "harness/io/digest.hpp"
+#include "harness/io/dump_file.hpp"
+#include "harness/io/trace_file.hpp"
+#include "harness/planner/planner.hpp"
+#include "harness/provenance.hpp"
+#include "harness/replay.hpp"
+#include "models/error.hpp"
+
+namespace loopgauge::harness {
+namespace {
+
+constexpr int kDifferentExit = 1;
+
+struct PdOptions {
+  explicit PdOptions(CLI::App& command) : settings(command, {SettingGroup::execution}) {}
+  SettingOptions settings;
+  std::string case_text, trace_file, archive_file, dump_file;
+  bool force = false, digest = false;
+};
+
+struct Subject {
+  Case value;
+  Trace trace;
+  Checkpoint checkpoint;
+  Settings settings;
+};
+
+// The case as one of handoffs: a mode without pd gets it.
+Subject read_subject(const PdOptions& options) {
+  Subject subject;
+  subject.settings = options.settings.resolve();
+  subject.value = parse_case_id(options.case_text);
+  subject.value.mode.pd = true;
+  require_runnable(subject.value);
+  subject.trace = read_trace(options.trace_file.empty() ? trace_path(subject.value.trace) : std::filesystem::path(options.trace_file));
+  if (subject.value.trace != subject.trace.name) {
+    throw ConfigError("the case names trace '" + subject.value.trace + "', but the file holds trace '" + subject.trace.name + "'");
+  }
+  subject.checkpoint = load_checkpoint(subject.settings.checkpoint);
+  if (const auto faults = trace_faults(subject.trace, subject.checkpoint.config); !faults.empty()) {
+    throw TraceError("trace " + subject.trace.name + " does not fit the model: " + faults[0]);
+  }
+  return subject;
+}
+
+RunRecord replay_subject(Executor& executor, const Subject& subject, RecordGroups groups) {
+  const EffectiveConfig config = EffectiveConfig::resolve(subject.value.config, subject.checkpoint.config);
+  const Plan plan = make_plan(subject.value.mode, subject.trace, config);
+  RunOptions options;
+  options.profile = subject.settings.profile;
+  options.record = groups;
+  return replay_watched(executor, plan, subject.trace, config, options, nullptr);
+}
+
+std::map<handoff::RegionKind, std::uint64_t> bytes_by_kind(const ArchivedHandoff& handoff, const std::vector<handoff::Region>& regions) {
+  std::map<handoff::RegionKind, std::uint64_t> bytes;
+  for (std::size_t i = 0; i < regions.size(); ++i) bytes[regions[i].kind] += handoff.summaries[i].bytes;
+  return bytes;
+}
+
+void print_archive(const HandoffArchive& archive, bool all_regions) {
+  std::cout << "trace     " << archive.trace << "\nproducer  " << archive.producer << "\n";
+  for (const ArchivedHandoff& handoff : archive.handoffs) {
+    const handoff::Descriptor& d = handoff.descriptor;
+    const std::vector<handoff::Region> regions = regions_of(d);
+    std::vector<std::uint64_t> bytes;
+    std::uint64_t total = 0;
+    for (const handoff::RegionSummary& summary : handoff.summaries) bytes.push_back(summary.bytes), total += summary.bytes;
+    std::cout << "\nrequest " << d.request << "  prompt " << d.prompt_length << ", encoded below " << d.encoded_frontier << ", " << regions.size()
+              << " regions, " << total << " bytes (dense BF16 " << dense_bytes(d) << ", ratio "
+              << static_cast<double>(dense_bytes(d)) / static_cast<double>(total) << "), "
+              << bytes_final_after(d, regions, bytes, d.loops - 1) << " final before the last loop\n"
+              << "  model     " << d.model_sha256 << "\n  prompt    " << d.prompt_sha256 << "\n  elements  " << to_string(d.element)
+              << "\n  config    " << d.configuration << "\n";
+    for (const auto& [kind, count] : bytes_by_kind(handoff, regions)) std::cout << "  " << count << "  " << to_string(kind) << "\n";
+    for (std::size_t i = 0; all_regions && i < regions.size(); ++i) {
+      std::cout << "  region " << i << "  " << describe(regions[i]) << "  " << bytes[i] << " bytes, checksum " << std::hex
+                << handoff.summaries[i].checksum << std::dec << "\n";
+    }
+  }
+}
+
+void add_export(CLI::App& pd, int& exit_code) {
+  CLI::App* command = pd.add_subcommand("export", "Compute a case's prompts and write what a handoff would send to a file");
+  const auto options = std::make_shared<PdOptions>(*command);
+  command->add_option("case", options->case_text, "Case id; its mode orders the prompts, pd is added where it lacks it")->type_name("CASE")->required();
+  command->add_option("-o,--out", options->archive_file, "The file to write")->type_name("FILE")->required();
+  command->add_option("--trace", options->trace_file, "Trace file, as the place of the id's trace")->type_name("FILE");
+  command->add_flag("--force", options->force, "Replace the file if it exists");
+  command->footer("Example:\n  loopgauge pd export wcpb/t1s1q1:rolling:serial_aligned/needle-1k -o needle.handoff");
+  command->callback([options, &exit_code] {
+    const Subject subject = read_subject(*options);
+    AtomicOutput output(options->archive_file, options->force ? IfExists::replace : IfExists::refuse);
+    HandoffArchive archive;
+    const auto executor = make_handoff_executor([&] { return make_executor(subject.settings.executor, subject.checkpoint); },
+                                                [&] { return make_archiving_executor(archive); }, make_host_transport);
+    replay_subject(*executor, subject, RecordGroups{});
+    archive.producer = subject.settings.executor + ", profile " + std::string(to_string(subject.settings.profile)) + ", loopgauge " + build_info().version +
+                       " " + build_info().revision;
+    archive.trace = subject.trace.name;
+    const std::vector<std::byte> bytes = serialize(archive);
+    {
+      std::ofstream file(output.temporary(), std::ios::binary);
+      file.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+      if (!file.flush()) throw FileError(options->archive_file + ": the file could not be written to its end");
+    }
+    output.commit();
+    print_archive(archive, false);
+    exit_code = 0;
+  });
+}
+
+void add_import(CLI::App& pd, int& exit_code) {
+  CLI::App* command = pd.add_subcommand("import", "Decode a case from a file of handoffs: model, configuration and prompts must be those of the file");
+  const auto options = std::make_shared<PdOptions>(*command);
+  command->add_option("case", options->case_text, "Case id")->type_name("CASE")->required();
+  command->add_option("file", options->archive_file, "File that pd export wrote")->type_name("FILE")->required();
+  command->add_option("--trace", options->trace_file, "Trace file, as the place of the id's trace")->type_name("FILE");
+  command->add_option("--dump", options->dump_file, "Write the run's tensors to this HDF5 file, without hidden rows and gates, which do not travel")
+      ->type_name("FILE");
+  command->add_flag("--digest", options->digest, "Print SHA-256 digests of the results, those of loopgauge run --digest for a run without a handoff");
+  command->footer("Example:\n  loopgauge pd import wcpb/t1s1q1:rolling:serial_aligned/needle-1k needle.handoff --digest");
+  command->callback([options, &exit_code] {
+    const Subject subject = read_subject(*options);
+    const HandoffArchive archive = read_archive(options->archive_file);
+    const auto executor = make_handoff_executor([&] { return make_archived_executor(archive); },
+                                                [&] { return make_executor(subject.settings.executor, subject.checkpoint); }, make_host_transport);
+    RecordGroups groups = RecordGroups::all();
+    groups.hidden = groups.gate = false;  // of the prompt's rows nothing was observed here
+    const RunRecord record = replay_subject(*executor, subject, groups);
+    std::cout << "case      " << case_id(subject.value) << "\nfrom      " << archive.producer << "\nexecutor  " << record.executor << "\n";
+    for (std::size_t i = 0; i < record.requests.size(); ++i) {
+      const RequestRecord& request = record.requests[i];
+      std::cout << "\nrequest " << i << "  prompt " << request.prompt_length << ", " << request.tokens.size() << " tokens, " << request.fed
+                << " forwarded\n  tokens  ";
+      for (const std::int32_t token : request.tokens) std::cout << " " << token;
+      std::cout << "\n";
+    }
+    const std::string held = describe(record.held_at_drain);
+    std::cout << "\nheld at the end: " << (held.empty() ? "nothing" : held) << "\n";
+    if (options->digest) {
+      constexpr std::array<std::string_view, 8> kOfBothSides{"tokens", "logits", "exits", "keys", "mass", "kv", "codec", "encoded_frontier"};
+      const auto all = digests(record);
+      for (const std::string_view name : kOfBothSides) std::cout << all.at(std::string(name)) << "  " << name << "\n";
+    }
+    if (!options->dump_file.empty()) {
+      write_dump(options->dump_file, record, EffectiveConfig::resolve(subject.value.config, subject.checkpoint.config), {.case_id = case_id(subject.value), .only = {}});
+    }
+    exit_code = 0;
+  });
+}
+
+void add_info(CLI::App& pd, int& exit_code) {
+  CLI::App* command = pd.add_subcommand("info", "What a file of handoffs holds; reading it checks every length, checksum and bitmap");
+  const auto file = std::make_shared<std::string>();
+  const auto regions = std::make_shared<bool>(false);
+  command->add_option("file", *file, "File that pd export wrote")->type_name("FILE")->required();
+  command->add_flag("--regions", *regions, "Every region with its bytes and checksum");
+  command->callback([file, regions, &exit_code] {
+    print_archive(read_archive(*file), *regions);
+    exit_code = 0;
+  });
+}
+
+// Region by region: equal, of other sizes, or with so many other bytes.
+void add_compare(CLI::App& pd, int& exit_code) {
+  CLI::App* command = pd.add_subcommand("compare", "Two files of handoffs of one trace, of two executors for instance, region by region");
+  const auto files = std::make_shared<std::array<std::string, 2>>();
+  command->add_option("first", (*files)[0], "File that pd export wrote")->type_name("FILE")->required();
+  command->add_option("second", (*files)[1], "Another one")->type_name("FILE")->required();
+  command->footer("Exit code 0: every byte is equal; 1: some are not.");
+  command->callback([files, &exit_code] {
+    const HandoffArchive a = read_archive((*files)[0]), b = read_archive((*files)[1]);
+    if (a.handoffs.size() != b.handoffs.size()) throw FileError("the files hold " + std::to_string(a.handoffs.size()) + " and " + std::to_string(b.handoffs.size()) + " handoffs");
+    bool equal = true;
+    for (std::size_t i = 0; i < a.handoffs.size(); ++i) {
+      const ArchivedHandoff &x = a.handoffs[i], &y = b.handoffs[i];
+      if (const std::string text = first_difference(x.descriptor, y.descriptor); !text.empty()) {
+        throw FileError("request " + std::to_string(x.descriptor.request) + " is another handoff in each file: " + text + " in the second");
+      }
+      struct Sum {
+        std::size_t regions = 0, differing_regions = 0, bytes = 0, differing_bytes = 0, other_size = 0;
+      };
+      std::map<handoff::RegionKind, Sum> sums;
+      const std::vector<handoff::Region> regions = regions_of(x.descriptor);
+      for (std::size_t r = 0; r < regions.size(); ++r) {
+        Sum& sum = sums[regions[r].kind];
+        ++sum.regions;
+        sum.bytes += x.data[r].size();
+        if (x.data[r].size() != y.data[r].size()) {
+          ++sum.other_size;
+          continue;
+        }
+        std::size_t differing = 0;
+        for (std::size_t byte = 0; byte < x.data[r].size(); ++byte) differing += x.data[r][byte] != y.data[r][byte];
+        sum.differing_bytes += differing;
+        sum.differing_regions += differing > 0;
+      }
+      std::cout << "request " << x.descriptor.request << "\n";
+      for (const auto& [kind, sum] : sums) {
+        equal &= sum.differing_regions == 0 && sum.other_size == 0;
+        std::cout << "  " << to_string(kind) << ": " << sum.regions << " regions, " << sum.bytes << " bytes";
+        if (sum.differing_regions > 0) std::cout << "; " << sum.differing_bytes << " bytes differ in " << sum.differing_regions << " regions";
+        if (sum.other_size > 0) std::cout << "; " << sum.other_size << " regions of other sizes";
+        std::cout << (sum.differing_regions == 0 && sum.other_size == 0 ? ", equal\n" : "\n");
+      }
+    }
+    exit_code = equal ? 0 : kDifferentExit;
+  });
+}
+
+}  // namespace
+
+void add_pd_command(CLI::App& app, int& exit_code) {
+  CLI::App* pd = app.add_subcommand("pd", "Handoffs from prefill to decode as files: export, import, info, compare");
+  pd->require_subcommand(1);
+  pd->footer(
+      "Examples:\n"
+      "  loopgauge pd export wcpb/t1s1q1:rolling:serial_aligned/needle-1k -o needle.handoff\n"
+      "  loopgauge pd import wcpb/t1s1q1:rolling:serial_aligned/needle-1k needle.handoff --digest\n"
+      "  loopgauge pd info needle.handoff --regions\n"
+      "  loopgauge pd compare reference.handoff optimized.handoff\n"
+      "A handoff within one run is the mode part pd: loopgauge run wcpb+prefix+pd/t1s1q1:rolling:serial_aligned/needle-1k");
+  add_export(*pd, exit_code);
+  add_import(*pd, exit_code);
+  add_info(*pd, exit_code);
+  add_compare(*pd, exit_code);
+}
+
+}  // namespace loopgauge::harness
