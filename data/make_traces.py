@@ -228,7 +228,94 @@ def mixed_depths(g):
         yield dict(continued(g, length, len(exits), arrival=arrival), exit_depths=exits)
 
 
+# ---- quality: tasks of models/ouro-small/tasks.py, the hard part in the prompt, so that every feature of the method can spoil it ---------
+
+def after_prose(generator, length, task):
+    """The task at the end of a prompt of `length` tokens (BOS included), prose before it."""
+    return passage(generator, length - 1 - len(task)) + task
+
+
+def letters(generator, count):
+    alphabet = "abcdefghijklmnopqrstuvwxyz"
+    return [alphabet[i] for i in generator.permutation(len(alphabet))[:count]]
+
+
+def quality_text(length):
+    def requests(g):
+        for source in ("kjv",) * 4 + ("jargon",) * 3 + ("devil",):
+            yield continued(g, length, 128, source)
+    return requests
+
+
+def quality_needle(length):
+    return lambda g: (needle(g, length, 4) for _ in range(8))
+
+
+def quality_kv(g):
+    for _ in range(8):
+        keys, table, questions = [], "", Pieces()
+        while len(keys) < 24:
+            key = g.characters(ALPHANUMERIC, 3)
+            if key not in keys:
+                keys.append(key)
+        values = [g.characters("0123456789", 3) for _ in keys]
+        table = "\n" + "".join(f"{key}:{value}\n" for key, value in zip(keys, values))
+        for i in g.permutation(24)[:12]:
+            questions.put(f"?{keys[i]}:").put(values[i], scored=True).put("\n")
+        yield asked(Pieces().put(after_prose(g, 512, table.encode())), questions, "kv")
+
+
+def quality_chain(hops):
+    """A table of 20 letters that forms one cycle, 16 starts; the answer is `hops` steps away."""
+    def requests(g):
+        for _ in range(12):
+            cycle = letters(g, 20)
+            table = [f"{cycle[i]}>{cycle[(i + 1) % 20]}" for i in g.permutation(20)]
+            questions = Pieces()
+            for i in g.permutation(20)[:16]:
+                questions.put(f"{hops}{cycle[i]}=").put(cycle[(i + hops) % 20], scored=True).put(";")
+            yield asked(Pieces().put(after_prose(g, 512, ("\n" + " ".join(table) + "\n").encode())), questions, "other")
+    return requests
+
+
+def quality_swap(swaps):
+    """Five letters, pairs of places that change their content, then what lies in three of the places."""
+    def requests(g):
+        for _ in range(32):
+            row = letters(g, 5)
+            text = "\n" + "".join(row) + " "
+            for _ in range(swaps):
+                a, b = g.permutation(5)[:2]
+                row[a], row[b] = row[b], row[a]
+                text += f"{a + 1}{b + 1} "
+            questions = Pieces()
+            for place in g.permutation(5)[:3]:
+                questions.put(f"?{place + 1}=").put(row[place], scored=True)
+            yield asked(Pieces().put(after_prose(g, 128, text.encode())), questions.put("\n"), "other")
+    return requests
+
+
+def quality_sum(terms):
+    """One sum that ends the prompt: the first generated token is part of the answer."""
+    def requests(g):
+        for _ in range(64):
+            digits = [g.between(0, 9) for _ in range(terms)]
+            prompt = after_prose(g, 96, ("\n" + "+".join(map(str, digits)) + "=").encode())
+            yield asked(Pieces().put(prompt), Pieces().put(f"{sum(digits) % 100:02d}", scored=True).put(";"), "sum")
+    return requests
+
+
+QUALITY = {
+    **{f"quality-text-{n}": (f"Prose, eight prompts of {n} tokens, 128 forced tokens each", quality_text(n)) for n in (256, 512, 1024, 1792)},
+    **{f"quality-needle-{n}": (f"Eight prompts of {n} tokens with four codes each, asked in another order", quality_needle(n)) for n in (512, 1024, 1792)},
+    "quality-kv": ("Eight tables of 24 keys and values after prose, prompts of 512 tokens, twelve look-ups each", quality_kv),
+    **{f"quality-chain-{n}": (f"Twelve tables followed {n} times from 16 starts each, prompts of 512 tokens", quality_chain(n)) for n in range(1, 7)},
+    **{f"quality-swap-{n}": (f"32 rows of five letters after {n} swaps, three places asked, prompts of 128 tokens", quality_swap(n)) for n in (2, 4, 6, 8)},
+    **{f"quality-sum-{n}": (f"64 sums of {n} digits that end prompts of 96 tokens", quality_sum(n)) for n in (4, 8, 16)},
+}
+
 TRACES = {
+    **QUALITY,
     "boundary-short": ("Prompts of 1, 7, 63, 64, 65 tokens, two forced tokens each: around one 64-token group", boundary_short),
     "boundary-long": ("Prompts of 127, 128, 129, 191, 192 tokens, two forced tokens each: around two and three 64-token groups", boundary_long),
     "four": ("Four requests with prompts of 9, 70, 130, 260 tokens arriving at submissions 0, 0, 1, 2; four forced tokens each", four),
@@ -274,7 +361,9 @@ def write(path, trace):
                 group.attrs[key] = made[key]
             for key, dtype in (("prompt", "<i4"), ("forced", "<i4"), ("exit_depths", "u1"), ("answer_mask", "u1")):
                 if made.get(key) is not None:
-                    group.create_dataset(key, data=np.asarray(made[key], dtype), track_times=False)
+                    values = np.asarray(made[key], dtype)
+                    packed = dict(compression="gzip", shuffle=True) if trace["name"] in QUALITY and values.size >= 1024 else {}
+                    group.create_dataset(key, data=values, track_times=False, **packed)
         if trace["events"]:
             submissions, kinds, targets = zip(*trace["events"])
             group = file.create_group("events")

@@ -309,6 +309,12 @@ bool is_case_trace_name(std::string_view text) {
   return !text.empty() && std::all_of(text.begin(), text.end(), allowed);
 }
 
+AlgorithmConfig parse_case_parameter(const AlgorithmConfig& config, std::string_view parameter) {
+  AlgorithmConfig result = config;
+  parse_parameter(result, parameter);
+  return result;
+}
+
 AlgorithmConfig normalized(const AlgorithmConfig& config) {
   AlgorithmConfig result;
   result.window = config.window;

@@ -99,6 +99,9 @@ std::string settings_text(const AlgorithmConfig& config);
 // one. Throws ConfigError naming the offending part and listing the accepted words. Does not judge legality: see case_refusal.
 Case parse_case_id(std::string_view id);
 
+// `config` with one parameter of the settings part, "w64" or "keys500". Throws ConfigError for one that cannot be read or has no effect.
+AlgorithmConfig parse_case_parameter(const AlgorithmConfig& config, std::string_view parameter);
+
 // The configuration that the id carries: settings of switched-off groups are back at their defaults.
 AlgorithmConfig normalized(const AlgorithmConfig& config);
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "harness/grid.hpp"
 #include "harness/io/data_paths.hpp"
 #include "harness/io/set_file.hpp"
 #include "harness/io/trace_file.hpp"
@@ -49,6 +50,12 @@ CaseSelectionOptions::CaseSelectionOptions(CLI::App& command) {
       .add_option("--mode", modes_,
                   "Execution modes, such as serial, split.p100, wcpb+prefix+async (default: those of the set, else serial split)")
       ->type_name("MODE");
+  command
+      .add_option("--grid", grids_,
+                  "Settings in place of those of the set, as the cross product of axes: 'switches=t1s0q0,t1s1q1 window=64,256 "
+                  "policy=rolling'; axes "
+                  "are switches, policy, timing, tail, window, retention, reserve, keys. Several grids are joined; t0s0q0 is always there")
+      ->type_name("GRID");
   command.add_option("--filter", filters_, "Keep the case ids that match one of these globs (* any characters, ? one)")->type_name("GLOB");
   command.add_option("--shard", shard_, "Keep shard i of n, 1 <= i <= n; the n shards partition the cases")->type_name("i/n");
 }
@@ -87,7 +94,8 @@ CaseSelection CaseSelectionOptions::resolve() const {
     for (const std::string& path : traces_) traces.push_back(add_trace(path));
   }
 
-  std::vector<Case> all = enumerate_cases(traces, modes);
+  std::vector<Case> all = grids_.empty() ? enumerate_cases(traces, modes) : grid_cases(traces, grid_settings(grids_), modes);
+  if (!grids_.empty()) listed.clear();
   for (const Case& value : listed) {
     require_runnable(value);
     if (!selection.trace_files.contains(value.trace)) add_trace(trace_path(value.trace));

@@ -3,6 +3,7 @@
 //   --set smoke|ci|full|modes|FILE   traces and cases of a set (data/sets); a word with a '/' or ending in .txt is a file
 //   --traces FILE...           trace files instead of a set
 //   --mode MODE...             execution modes, in place of those of the set
+//   --grid GRID...             every trace under a grid of settings (harness/grid.hpp), in place of the enumerated ones
 //   --filter GLOB...           keep the ids that match one of the globs
 //   --shard i/n                keep the ids of one shard
 #pragma once
@@ -41,6 +42,7 @@ class CaseSelectionOptions {
   std::string set_ = "smoke";
   std::vector<std::string> traces_;
   std::vector<std::string> modes_;
+  std::vector<std::string> grids_;
   std::vector<std::string> filters_;
   std::string shard_;
 };

@@ -55,7 +55,8 @@ void add_list_command(CLI::App& app, int& exit_code) {
   const auto options = std::make_shared<ListOptions>(*command);
   CLI::Option* illegal =
       command->add_flag("--illegal", options->illegal, "Print one example of every combination that is not run, with the reason, instead");
-  for (const char* selecting : {"--set", "--traces", "--mode", "--filter", "--shard"}) illegal->excludes(command->get_option(selecting));
+  for (const char* selecting : {"--set", "--traces", "--mode", "--grid", "--filter", "--shard"})
+    illegal->excludes(command->get_option(selecting));
   command->add_option("--output", options->output, "console, json")->type_name("FORMAT")->capture_default_str();
   command->footer(
       "Examples:\n"
@@ -63,6 +64,7 @@ void add_list_command(CLI::App& app, int& exit_code) {
       "  loopgauge list --set ci --filter 'split/*q1:streaming*/needle-1k'\n"
       "  loopgauge list --set ci --shard 1/4\n"
       "  loopgauge list --set ci --mode mixed.b64 wcpb+prefix+async --filter '*/four'\n"
+      "  loopgauge list --set ci --grid 'switches=t1s0q0 window=64,128,256' 'switches=t0s1q0 keys=500,2000'\n"
       "  loopgauge list --illegal\n"
       "A mode is a schedule, serial, split[.p<tokens>], mixed[.b<tokens>] or wcpb[.c<windows>], followed by any of "
       "+prefix[.encoded][.k<windows>],\n"

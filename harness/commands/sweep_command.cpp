@@ -45,6 +45,7 @@ struct SweepOptions {
   std::string executor = "both";
   std::string report = "loopgauge-report.h5";
   std::string mutant;
+  std::string measure = "everything";
   std::string output = "console";
   std::uint64_t seed = DriftOptions{}.seed;
   double write_interval = 10.0;  // seconds
@@ -129,7 +130,9 @@ void select_executors(Sweep& sweep, int jobs, int device_jobs) {
     throw UnsupportedError("--executor optimized: " + device.description + "; --executor reference needs no device");
   }
   // The optimized column is compared with the reference, so it needs one even where no reference column is asked for.
-  if (sweep.request.executors != ExecutorChoice::optimized || device.available) {
+  const bool needs_reference =
+      sweep.request.executors != ExecutorChoice::optimized || (device.available && !sweep.request.runner.quality_only);
+  if (needs_reference) {
     const int lanes = jobs > 0 ? jobs : std::min(host_info().threads, kMostDefaultLanes);
     for (int i = 0; i < lanes; ++i) {
       sweep.reference.push_back(make_executor("reference", sweep.checkpoint));
@@ -161,7 +164,9 @@ ReportMeta make_meta(const Sweep& sweep, const SweepOptions& options, const Case
   meta.set_sha256 = request_sha256(request, sweep.checkpoint.config);
   meta.executors = to_string(request.executors);
   meta.mutant = request.mutant == Fault::none ? "" : to_string(request.mutant);
-  meta.configuration = nlohmann::json{{"repeat_with_taps", request.runner.repeat_with_taps}, {"reference_profile", "declared"}}.dump();
+  nlohmann::json configuration{{"repeat_with_taps", request.runner.repeat_with_taps}, {"reference_profile", "declared"}};
+  if (request.runner.quality_only) configuration["measure"] = "quality";
+  meta.configuration = configuration.dump();
   meta.command_line = command_line();
   meta.seed = std::to_string(options.seed);
   meta.shard = selection.shard;
@@ -189,7 +194,12 @@ void prepare(Sweep& sweep, const SweepOptions& options) {
     require_fault_in(request.mutant, to_string(request.executors));
   }
   request.set = selection.set.empty() ? "traces" : selection.set;
-  request.runner.repeat_with_taps = options.repeat || request.set == "smoke";
+  if (options.measure != "everything" && options.measure != "quality")
+    throw ConfigError("--measure '" + options.measure + "' is not one of: everything, quality");
+  request.runner.quality_only = options.measure == "quality";
+  if (request.runner.quality_only && (options.repeat || request.mutant != Fault::none))
+    throw ConfigError("--measure quality judges no bits: it goes without --repeat and --mutant");
+  request.runner.repeat_with_taps = !request.runner.quality_only && (options.repeat || request.set == "smoke");
   request.runner.drift.seed = options.seed;
 
   sweep.checkpoint = load_checkpoint(options.checkpoint.empty() ? default_checkpoint() : std::filesystem::path(options.checkpoint));
@@ -321,6 +331,12 @@ void add_sweep_command(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   command->add_flag("--repeat", options->repeat,
                     "Repeat every setting with taps attached and require equal bits (always on for --set smoke)");
+  command
+      ->add_option(
+          "--measure", options->measure,
+          "everything, or quality: record logits only and measure drift from dense, without audit and comparison with the reference")
+      ->type_name("WORD")
+      ->capture_default_str();
   CLI::Option* mutant =
       command
           ->add_option("--mutant", options->mutant,
@@ -330,7 +346,7 @@ void add_sweep_command(CLI::App& app, int& exit_code) {
       ->add_flag("--list-mutants", options->list_mutants,
                  "Print the faults: name, switches and mode that they need, executors that can plant them, description")
       ->excludes(mutant);
-  command->add_option("--output", options->output, "console, json, csv, markdown")->type_name("FORMAT")->capture_default_str();
+  command->add_option("--output", options->output, "console, json, csv, quality, markdown")->type_name("FORMAT")->capture_default_str();
   command->footer(
       "Examples:\n"
       "  loopgauge sweep --set smoke --report smoke.h5\n"
@@ -338,6 +354,7 @@ void add_sweep_command(CLI::App& app, int& exit_code) {
       "  loopgauge sweep --set ci --shard 2/4 --report shard-2.h5 --resume\n"
       "  loopgauge sweep --set modes --filter 'wcpb+*' --executor reference\n"
       "  loopgauge sweep --set ci --mode serial mixed.b64+prefix+preempt async+graph --filter '*/four'\n"
+      "  loopgauge sweep --set ci --grid 'switches=t1s0q0 window=64,256' 'switches=t0s1q0 keys=500,2000' --measure quality\n"
       "  loopgauge sweep --set smoke --mutant early_flush\n"
       "  loopgauge sweep --set smoke --mutant stale_reference_slot --executor optimized\n"
       "Exit codes: 0 passed; 1 a case failed; 4 no device for --executor optimized; 5 a requested case was not run; 6 a case could not\n"

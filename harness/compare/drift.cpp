@@ -146,6 +146,13 @@ RowSummary summarize(const std::vector<RowDrift>& rows, const DriftOptions& opti
   return summary;
 }
 
+// Where `answer` last begins in `prompt`; -1: nowhere, or it is too short to tell.
+int find_answer(std::span<const std::int32_t> prompt, std::span<const std::int32_t> answer) {
+  if (std::ssize(answer) < kFoundAnswerTokens) return -1;
+  const auto found = std::find_end(prompt.begin(), prompt.end(), answer.begin(), answer.end());
+  return found == prompt.end() ? -1 : static_cast<int>(found - prompt.begin());
+}
+
 struct ScoredToken {
   int request;
   std::int32_t token;
@@ -275,12 +282,16 @@ Drift measure_drift(const RunRecord& dense, const RunRecord& candidate, const Tr
       row.kl = kl_divergence(p, q);
       row.same_top1 = top == argmax_lowest_id(q);
       row.top1_probability_change = std::exp(-negative_log_likelihood(q, top)) - std::exp(-negative_log_likelihood(p, top));
-      (j == 0 ? first_rows : later_rows).push_back(row);
-      result.rows.push_back(row);
       const auto at = static_cast<std::size_t>(j);
       if (at < d.tokens.size() && at < c.tokens.size() && d.tokens[at] == c.tokens[at]) {
-        tokens.push_back({row.request, d.tokens[at], negative_log_likelihood(p, d.tokens[at]), negative_log_likelihood(q, d.tokens[at])});
+        row.token = d.tokens[at];
+        row.dense_nll = negative_log_likelihood(p, row.token);
+        row.nll = negative_log_likelihood(q, row.token);
+        row.scored = request.answer_mask.empty() || (at < request.answer_mask.size() && request.answer_mask[at] != 0);
+        tokens.push_back({row.request, row.token, row.dense_nll, row.nll});
       }
+      (j == 0 ? first_rows : later_rows).push_back(row);
+      result.rows.push_back(row);
     }
     if (request.answer_mask.empty() || request.forced.empty()) continue;
     has_task = true;
@@ -302,6 +313,9 @@ Drift measure_drift(const RunRecord& dense, const RunRecord& candidate, const Tr
         dense_right = dense_right && right(d);
         candidate_right = candidate_right && right(c);
       }
+      const std::span<const std::int32_t> answer = std::span(request.forced).subspan(begin, end - begin);
+      result.answers.push_back({static_cast<int>(i), static_cast<int>(begin), static_cast<int>(answer.size()),
+                                find_answer(request.prompt, answer), dense_right, candidate_right});
       ++task.answers;
       task.dense_correct += dense_right;
       task.candidate_correct += candidate_right;

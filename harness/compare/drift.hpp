@@ -40,7 +40,23 @@ struct RowDrift {
   double kl = 0.0;  // KL(dense || candidate), nats
   bool same_top1 = true;
   double top1_probability_change = 0.0;  // p_candidate - p_dense of the dense argmax token
+  std::int32_t token = -1;               // the known next token that both runs were given; -1: none
+  double dense_nll = 0.0, nll = 0.0;     // its negative log-likelihood in nats, where there is one
+  bool scored = false;                   // it is part of an answer, or the trace marks no answers
 };
+
+// A maximal run of ones in answer_mask.
+struct AnswerDrift {
+  int request = 0;
+  int row = 0;  // logits row that predicts its first token
+  int tokens = 0;
+  // Prompt position of the last occurrence of the answer's tokens, if they are at least kFoundAnswerTokens and occur: where it was to be
+  // found. -1: none.
+  int source_position = -1;
+  bool dense_correct = false, correct = false;  // every token of the answer is the argmax under teacher forcing
+};
+// Shorter answers occur in a prompt by chance.
+inline constexpr int kFoundAnswerTokens = 3;
 
 struct RowSummary {
   std::int64_t rows = 0;
@@ -76,10 +92,12 @@ struct Drift {
   RowSummary first_token;            // row 0 of every request
   RowSummary continuation;           // rows 1..
   Likelihood dense, candidate;
+  std::vector<AnswerDrift> answers;  // by request, then row
   std::optional<TaskAccuracy> task;  // traces with an answer_mask
 };
 
-// Both records must hold logits of the same trace; requests that either run cancelled are left out. Throws InternalError when requests or vocabularies differ or logits are absent.
+// Both records must hold logits of the same trace; requests that either run cancelled are left out. Throws InternalError when requests or
+// vocabularies differ or logits are absent.
 Drift measure_drift(const RunRecord& dense, const RunRecord& candidate, const Trace& trace, const DriftOptions& options = {});
 
 // Building blocks, exposed for the tests and for tables of other distances.

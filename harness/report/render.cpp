@@ -8,6 +8,7 @@ std::span<const RendererInfo> renderers() {
       {"console", "Tables for a terminal: verdict, failures, status, conformance, drift, memory (default)", render_terminal},
       {"json", "Everything the report holds", render_json},
       {"csv", "One line per case and executor", render_csv},
+      {"quality", "Tables of quality against dense: KLD, likelihood, tasks, with intervals and paired tests", render_quality},
       {"markdown", "A pull-request comment: verdict, matrix, worst rows, details to unfold", render_markdown},
   };
   return list;

@@ -84,6 +84,21 @@ struct DriftRow {
   double kl = kNotApplicable;  // KL(dense || candidate)
   bool same_top1 = false;
   double top1_probability_change = kNotApplicable;  // candidate minus dense, of the dense top-1 token
+  std::int64_t token = -1;                          // the known next token
+  double dense_nll = kNotApplicable;                // its negative log-likelihood in nats, dense and candidate
+  double nll = kNotApplicable;
+  bool scored = false;  // part of an answer, or the trace marks no answers
+};
+
+// One marked answer of a task under teacher forcing.
+struct AnswerRow {
+  std::int64_t request = 0;
+  std::int64_t row = 0;  // logits row that predicts its first token
+  std::int64_t tokens = 0;
+  std::int64_t prompt_length = 0;
+  std::int64_t source_position = -1;  // prompt position where the answer's tokens last occur
+  bool dense_correct = false;
+  bool correct = false;
 };
 
 // A number over a trace with its uncertainty: KL mean and percentiles, same top-1, bits per byte, perplexity, task accuracy.
@@ -124,8 +139,8 @@ struct CounterRow {
 struct DivergenceRow {
   std::int64_t request = 0;
   std::int64_t row = 0;
-  std::int64_t position = 0;                     // absolute position whose hidden state the row is read from
-  double kl = kNotApplicable;                    // KL(serial || this plan)
+  std::int64_t position = 0;   // absolute position whose hidden state the row is read from
+  double kl = kNotApplicable;  // KL(serial || this plan)
   bool same_top1 = false;
   double max_logit_difference = kNotApplicable;  // absolute
 };
@@ -170,6 +185,7 @@ struct CaseResult {
   std::vector<DecisionRow> decisions;
   std::vector<DriftRow> drift;
   std::vector<DriftSummaryRow> drift_summary;
+  std::vector<AnswerRow> answers;
   std::vector<AcceptanceRow> acceptance;
   std::vector<MemoryRow> memory;
   std::vector<TimingRow> timings;
@@ -215,7 +231,8 @@ StatusCounts count_statuses(const Report& report);
 // The reason of a case that a running or interrupted sweep has not come to. --resume continues with these.
 inline constexpr std::string_view kNotReached = "the sweep ended before this case";
 
-// Whether the row is stated but does not decide: of the optimized column, not run, where both columns were asked for and there is no device.
+// Whether the row is stated but does not decide: of the optimized column, not run, where both columns were asked for and there is no
+// device.
 bool is_excused(const Report& report, const CaseResult& row);
 
 // Maximum over the rows that decide: where there is no device, rows of the optimized column that were not run are stated but do not

@@ -136,6 +136,10 @@ std::span<const Column<DriftRow>> columns() {
       {"kl", "1", "KL(dense || case) in nats", &DriftRow::kl},
       {"same_top1", "1", "Whether the top-1 token is that of dense", &DriftRow::same_top1},
       {"top1_probability_change", "1", "Probability of the dense top-1 token, case minus dense", &DriftRow::top1_probability_change},
+      {"token", "1", "The known next token, -1 where there is none", &DriftRow::token, 2},
+      {"dense_nll", "1", "Negative log-likelihood of that token in the dense run, in nats", &DriftRow::dense_nll, 2},
+      {"nll", "1", "The same in this case", &DriftRow::nll, 2},
+      {"scored", "1", "Whether that token belongs to a marked answer, or the trace marks none", &DriftRow::scored, 2},
   };
   return list;
 }
@@ -150,6 +154,21 @@ std::span<const Column<DriftSummaryRow>> columns() {
       {"high", "1", "Upper end of the 95 % interval", &DriftSummaryRow::high},
       {"samples", "1", "Independent values behind it", &DriftSummaryRow::samples},
       {"method", "", "How the interval was obtained", &DriftSummaryRow::method},
+  };
+  return list;
+}
+
+template <>
+std::span<const Column<AnswerRow>> columns() {
+  static constexpr Column<AnswerRow> list[] = {
+      {"request", "1", "Request, from 0", &AnswerRow::request},
+      {"row", "1", "Logits row that predicts the first token of the answer", &AnswerRow::row},
+      {"tokens", "1", "Tokens of the answer", &AnswerRow::tokens},
+      {"prompt_length", "1", "Tokens of the prompt", &AnswerRow::prompt_length},
+      {"source_position", "1", "Prompt position where the answer's tokens last occur; -1: nowhere, or fewer than three tokens",
+       &AnswerRow::source_position},
+      {"dense_correct", "1", "Whether every token is the top-1 token of the dense run", &AnswerRow::dense_correct},
+      {"correct", "1", "The same of this case", &AnswerRow::correct},
   };
   return list;
 }

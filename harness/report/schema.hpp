@@ -17,7 +17,7 @@ namespace loopgauge::harness {
 
 inline constexpr std::string_view kReportFormat = "loopgauge-report";
 inline constexpr int kReportMajor = 1;  // changes of meaning
-inline constexpr int kReportMinor = 1;  // additions
+inline constexpr int kReportMinor = 2;  // additions
 
 // One column of a table whose rows are `Row`. Units are UDUNITS words, "1" for ratios and counts, "" for text.
 template <class Row>
@@ -49,6 +49,8 @@ std::span<const Column<DriftRow>> columns();
 template <>
 std::span<const Column<DriftSummaryRow>> columns();
 template <>
+std::span<const Column<AnswerRow>> columns();
+template <>
 std::span<const Column<AcceptanceRow>> columns();
 template <>
 std::span<const Column<MemoryRow>> columns();
@@ -69,6 +71,7 @@ void visit_tables(Visit&& visit) {
   visit("decisions", "Discrete decisions that differ from the reference, a row per flip", &CaseResult::decisions);
   visit("drift", "Distance from dense Ouro on the same executor, a row per logits row", &CaseResult::drift);
   visit("drift_summary", "Drift of the whole trace with its uncertainty, a row per metric and scope", &CaseResult::drift_summary);
+  visit("answers", "Marked answers of a task, a row per answer", &CaseResult::answers);
   visit("acceptance", "Speculation, a row per draft position", &CaseResult::acceptance);
   visit("memory", "Bytes per category, a row per category, phase and source", &CaseResult::memory);
   visit("timing", "Wall time, a row per phase and repetition", &CaseResult::timings);

@@ -308,7 +308,24 @@ void CaseRunner::judge(const Case& value, const Trace& trace, const Companions& 
   guarded(row, [&] { judge_or_throw(value, trace, companions, row); });
 }
 
+void CaseRunner::measure_quality(const Case& value, const Trace& trace, CaseResult& row) {
+  const Run actual = run(executor_, value, trace, RunOptions{});
+  set_time(row, actual.seconds);
+  set_counters(row, actual.record.counters);
+  const std::shared_ptr<const RunRecord> dense = baselines_.get(trace.name, [&] {
+    if (is_dense(value.config)) return logits_only(actual.record);
+    return run(executor_, Case{.mode = value.mode, .config = {}, .trace = trace.name}, trace, RunOptions{}).record;
+  });
+  const Drift drift = measure_drift(*dense, actual.record, trace, options_.drift);
+  set_drift(row, drift, trace);
+  keep_scored_rows(row);
+  set_memory(row, predict_memory(checkpoint_.config, resolve(value), memory_input(actual.record)));
+  row.checks.push_back(quality_check(drift));
+  decide(row);
+}
+
 void CaseRunner::judge_or_throw(const Case& value, const Trace& trace, const Companions& companions, CaseResult& row) {
+  if (options_.quality_only) return measure_quality(value, trace, row);
   DenseBaselines::Claim claim;
   if (value.mode == ModeSpec{} && is_dense(value.config)) claim = baselines_.claim(trace.name);
   const EffectiveConfig config = resolve(value);

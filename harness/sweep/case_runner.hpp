@@ -26,6 +26,9 @@ struct CaseRunnerOptions {
   // place; only where that does not suffice is a case run twice. Where bits differ, one more run without taps tells taps that change
   // results from plans that do and from an executor that is not repeatable.
   bool repeat_with_taps = false;
+  // Measure drift and the predicted memory only: logits are all that is recorded, and nothing is compared with the specification or the
+  // reference. The dense run is one in the case's own mode. For quality over many settings (reports/quality).
+  bool quality_only = false;
   DriftOptions drift;
   AuditOptions audit;
 };
@@ -75,6 +78,7 @@ class CaseRunner {
     double seconds = 0.0;
   };
 
+  void measure_quality(const Case& value, const Trace& trace, CaseResult& row);
   void judge_or_throw(const Case& value, const Trace& trace, const Companions& companions, CaseResult& row);
   // With repeat_with_taps the first run must be without taps, and a run with sparse decode attention is kept with a tap's evidence: then
   // nothing is kept.

@@ -139,7 +139,20 @@ void set_drift(CaseResult& result, const Drift& drift, const Trace& trace) {
   result.drift.clear();
   for (const RowDrift& row : drift.rows) {
     const int prompt = trace.requests[static_cast<std::size_t>(row.request)].prompt_length();
-    result.drift.push_back({row.request, row.row, prompt - 1 + row.row, row.kl, row.same_top1, row.top1_probability_change});
+    DriftRow entry{row.request, row.row, prompt - 1 + row.row, row.kl, row.same_top1, row.top1_probability_change};
+    if (row.token >= 0) {
+      entry.token = row.token;
+      entry.dense_nll = row.dense_nll;
+      entry.nll = row.nll;
+      entry.scored = row.scored;
+    }
+    result.drift.push_back(std::move(entry));
+  }
+  result.answers.clear();
+  for (const AnswerDrift& answer : drift.answers) {
+    const int prompt = trace.requests[static_cast<std::size_t>(answer.request)].prompt_length();
+    result.answers.push_back(
+        {answer.request, answer.row, answer.tokens, prompt, answer.source_position, answer.dense_correct, answer.correct});
   }
 
   auto& summary = result.drift_summary;
@@ -161,6 +174,35 @@ void set_drift(CaseResult& result, const Drift& drift, const Trace& trace) {
   }
   if (drift.candidate.bits_per_byte && drift.candidate.tokens > 0) result.bits_per_byte = drift.candidate.bits_per_byte->value;
   if (drift.task && drift.task->answers > 0) result.task_accuracy = drift.task->candidate.value;
+}
+
+void keep_scored_rows(CaseResult& result) {
+  std::erase_if(result.drift, [](const DriftRow& row) { return !row.scored; });
+  // volatile: gcc 12 with -O3 leaves out the conversions of neighbouring members when it vectorizes them.
+  const auto narrow = [](double& value) {
+    const volatile float narrowed = static_cast<float>(value);
+    value = narrowed;
+  };
+  for (DriftRow& row : result.drift) {
+    narrow(row.kl);
+    narrow(row.top1_probability_change);
+    narrow(row.dense_nll);
+    narrow(row.nll);
+  }
+}
+
+CheckRow quality_check(const Drift& drift) {
+  std::int64_t scored = 0;
+  for (const RowDrift& row : drift.rows) scored += row.scored;
+  const std::string counts = std::to_string(scored) + " scored tokens, " + std::to_string(drift.answers.size()) + " answers";
+  if (drift.rows_non_finite > 0)
+    return failed_check(kQualityCheck, std::to_string(drift.rows_non_finite) + " logits rows hold a NaN or an infinity; " + counts);
+  if (drift.rows_left_out > 0)
+    return failed_check(kQualityCheck, std::to_string(drift.rows_left_out) +
+                                           " logits rows follow other tokens than those of the dense run: quality needs forced tokens; " +
+                                           counts);
+  if (scored == 0) return not_run_check(kQualityCheck, "no next token of the trace is known and scored: quality needs forced tokens");
+  return passed_check(kQualityCheck, counts);
 }
 
 MemoryInput memory_input(const RunRecord& record) {

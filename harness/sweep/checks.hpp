@@ -21,6 +21,7 @@ inline constexpr std::string_view kAuditCheck = "audit";
 inline constexpr std::string_view kEqualsSerialCheck = "equals_serial";
 inline constexpr std::string_view kRepeatWithTapsCheck = "repeat_with_taps";
 inline constexpr std::string_view kEqualsCleanCheck = "equals_clean";
+inline constexpr std::string_view kQualityCheck = "quality";
 
 CheckRow passed_check(std::string_view name, std::string detail);
 CheckRow failed_check(std::string_view name, std::string detail);
@@ -45,6 +46,12 @@ std::string digest_of(const CaseResult& result, std::string_view group);  // "" 
 
 // Fills drift, drift_summary and the headline numbers that come from them.
 void set_drift(CaseResult& result, const Drift& drift, const Trace& trace);
+
+// Keeps the drift rows whose next token is scored, with KL and likelihoods as FP32, which is far below their own noise: what a quality
+// report reads.
+void keep_scored_rows(CaseResult& result);
+// Passes when there is a scored token and every row of both runs could be compared: none left out, none with a NaN or an infinity.
+CheckRow quality_check(const Drift& drift);
 
 // What the accounting model needs to know of a finished run.
 MemoryInput memory_input(const RunRecord& record);

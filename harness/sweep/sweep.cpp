@@ -183,7 +183,7 @@ class SweepLoop {
         units_.push_back({optimized, &trace, settings, {i}, {}});
         ++open_units_[{&trace, optimized}];
       }
-      if (optimized) want_baseline(value, trace, settings);
+      if (optimized && !request_.runner.quality_only) want_baseline(value, trace, settings);
     }
   }
 
@@ -226,7 +226,9 @@ class SweepLoop {
         }
         for (const Case& base : unit->baselines) make_baseline(executor, runner, base, *unit->trace);
         std::vector<std::string> used;  // as often as rows of the unit used it
-        for (const std::size_t i : optimized ? unit->rows : std::vector<std::size_t>()) used.push_back(case_id(baseline_of(case_of(report_.cases[i]))));
+        if (optimized && !request_.runner.quality_only) {
+          for (const std::size_t i : unit->rows) used.push_back(case_id(baseline_of(case_of(report_.cases[i]))));
+        }
         const std::lock_guard lock(mutex_);
         for (const std::string& id : used) {
           if (--baseline_uses_[id] == 0) conformance_.forget(id);
@@ -256,8 +258,8 @@ class SweepLoop {
     ConformanceBaselines::Entry entry;
     try {
       std::optional<ObservedRun> kept = runner.take_kept_run();
-      entry.baseline =
-          std::make_shared<const ConformanceBaseline>(make_conformance_baseline(reference, checkpoint_, base, undisturbed(trace), std::move(kept)));
+      entry.baseline = std::make_shared<const ConformanceBaseline>(
+          make_conformance_baseline(reference, checkpoint_, base, undisturbed(trace), std::move(kept)));
     } catch (const Interrupted&) {
       throw;
     } catch (...) {
@@ -289,7 +291,7 @@ class SweepLoop {
     companions.tapped_later = i != unit.rows.back();
     const Case& value = case_of(row);
     std::optional<ConformanceBaselines::Entry> conformance;
-    if (unit.optimized) {
+    if (unit.optimized && !request_.runner.quality_only) {
       conformance = conformance_.wait(case_id(baseline_of(value)));
       if (!conformance) return false;
     }
@@ -338,7 +340,7 @@ class SweepLoop {
 
   std::mutex mutex_;                          // guards what follows, the report and the callbacks
   std::map<std::string, int> baseline_uses_;  // pending rows of the optimized column, by baseline
-  std::size_t next_[2] = {0, 0};  // reference, optimized
+  std::size_t next_[2] = {0, 0};              // reference, optimized
   std::map<std::pair<const Trace*, bool>, int> open_units_;
   std::int64_t done_ = 0;
   bool stop_ = false;
@@ -402,6 +404,7 @@ std::string request_sha256(const SweepRequest& request, const ModelConfig& model
   hash.text(to_string(request.executors));
   hash.text(to_string(request.mutant));
   hash.number(request.runner.repeat_with_taps);
+  if (request.runner.quality_only) hash.text("quality");
   hash.number(static_cast<std::int64_t>(request.cases.size()));
   for (const SweepCase& entry : request.cases) {
     hash.text(case_id(entry.value));

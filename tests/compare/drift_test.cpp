@@ -54,6 +54,45 @@ TEST(Drift, KlDivergenceByHand) {
   EXPECT_NEAR(kl_divergence(std::vector<float>{1000, 999, 998}, std::vector<float>{2, 1, 0}), 0.0, 1e-12);
 }
 
+TEST(Drift, KnownNextTokensCarryTheirLikelihoods) {
+  Pair pair = make({{.5, .25, .25}, {.25, .5, .25}}, {{.25, .5, .25}, {.5, .25, .25}}, {2});
+  Drift drift = measure_drift(pair.dense, pair.candidate, pair.trace);
+  ASSERT_EQ(drift.rows.size(), 2u);
+  EXPECT_EQ(drift.rows[0].token, 2);
+  EXPECT_NEAR(drift.rows[0].dense_nll, std::log(4.0), 1e-6);
+  EXPECT_NEAR(drift.rows[0].nll, std::log(4.0), 1e-6);
+  EXPECT_TRUE(drift.rows[0].scored) << "a trace without marked answers scores every token";
+  EXPECT_EQ(drift.rows[1].token, -1) << "nothing is known to follow the last token";
+  EXPECT_FALSE(drift.rows[1].scored);
+
+  pair.trace.requests[0].answer_mask = {0};
+  drift = measure_drift(pair.dense, pair.candidate, pair.trace);
+  EXPECT_EQ(drift.rows[0].token, 2);
+  EXPECT_FALSE(drift.rows[0].scored);
+  EXPECT_TRUE(drift.answers.empty());
+}
+
+// The first answer stands twice in the prompt, the second is too short to be looked for, the third is nowhere.
+TEST(Drift, AnswersAreListedWithTheirSource) {
+  const std::vector<std::int32_t> forced{0, 1, 2, 1, 0, 1, 1, 2, 2};
+  const std::vector<std::vector<double>> sure_of_one(10, {.2, .6, .2});
+  Pair pair = make(sure_of_one, sure_of_one, forced);
+  pair.trace.requests[0].prompt = {2, 1, 2, 1, 0, 1, 2, 1, 0, 0};
+  pair.trace.requests[0].answer_mask = {0, 1, 1, 1, 0, 1, 0, 1, 1};
+  pair.trace.requests[0].answer_mask.resize(9);
+  const Drift drift = measure_drift(pair.dense, pair.candidate, pair.trace);
+  ASSERT_EQ(drift.answers.size(), 3u);
+  EXPECT_EQ(drift.answers[0].row, 1);
+  EXPECT_EQ(drift.answers[0].tokens, 3);
+  EXPECT_EQ(drift.answers[0].source_position, 5);
+  EXPECT_FALSE(drift.answers[0].correct) << "1 2 1 is not 1 1 1";
+  EXPECT_EQ(drift.answers[1].tokens, 1);
+  EXPECT_EQ(drift.answers[1].source_position, -1);
+  EXPECT_TRUE(drift.answers[1].correct && drift.answers[1].dense_correct);
+  EXPECT_EQ(drift.answers[2].row, 7);
+  EXPECT_EQ(drift.answers[2].source_position, -1);
+}
+
 TEST(Drift, RowsThatAreNotFiniteAreCountedAndEnterNoStatistic) {
   std::vector<std::vector<double>> rows(20, {.5, .3, .2});
   Pair pair = make(rows, rows, std::vector<std::int32_t>(19, 0));

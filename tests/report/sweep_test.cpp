@@ -4,6 +4,7 @@
 #include <functional>
 #include <set>
 
+#include "harness/planner/planner.hpp"
 #include "harness/report/report_merge.hpp"
 #include "models/error.hpp"
 #include "tests/report/sweep_fixture.hpp"
@@ -403,6 +404,74 @@ TEST_P(MutantOfACandidate, IsFoundByTheComparisonWithTheReference) {
 
 INSTANTIATE_TEST_SUITE_P(All, MutantOfACandidate, ::testing::ValuesIn(serial_faults_of_both()),
                          [](const auto& fault) { return std::string(fault.param.name); });
+
+// Drift alone: logits are recorded, no rule is applied, and the numbers are those of the full sweep.
+TEST(Sweep, QualityMeasuresDriftAndNothingElse) {
+  SmallSweep full(small_traces(), {"serial/t0s0q0/*", "serial/t1s1q0/*"}), quality(small_traces(), {"serial/t0s0q0/*", "serial/t1s1q0/*"});
+  quality.request.runner.quality_only = true;
+  EXPECT_NE(request_sha256(full.request, full.checkpoint.config), request_sha256(quality.request, quality.checkpoint.config));
+  const Report judged = full.run(), measured = quality.run();
+  for (const char* id : {"serial/t0s0q0/several", "serial/t1s1q0/several"}) {
+    const CaseResult &a = row_of(judged, id), &b = row_of(measured, id);
+    EXPECT_EQ(b.status, CaseStatus::passed) << b.reason;
+    ASSERT_EQ(b.checks.size(), 1u);
+    EXPECT_EQ(b.checks[0].name, kQualityCheck);
+    EXPECT_EQ(b.checks[0].detail, "75 scored tokens, 0 answers");
+    EXPECT_TRUE(b.digests.empty());
+    EXPECT_EQ(a.kl_mean, b.kl_mean);
+    EXPECT_EQ(a.memory_ratio, b.memory_ratio);
+    EXPECT_EQ(a.drift.size(), 77u);
+    ASSERT_EQ(b.drift.size(), 75u) << "the row behind the last token of each request has no next token";
+    EXPECT_EQ(b.drift[3].kl, static_cast<double>(static_cast<float>(a.drift[3].kl)));
+    EXPECT_EQ(b.drift[3].nll, static_cast<double>(static_cast<float>(a.drift[3].nll)));
+  }
+  EXPECT_EQ(row_of(measured, "serial/t0s0q0/several").kl_max, 0.0);
+  EXPECT_GT(row_of(measured, "serial/t1s1q0/several").kl_max, 0.0);
+}
+
+TEST(Sweep, QualityFailsWhereRowsCannotBeCompared) {
+  std::vector<Trace> traces = small_traces();
+  traces[0].requests[0].forced.clear();  // free running: nothing is known to follow
+  SmallSweep sweep(std::move(traces), {"serial/t0s0q0/*", "serial/t1s0q0/*"});
+  sweep.request.runner.quality_only = true;
+  Meddler meddler(*sweep.reference);
+  meddler.on_record = [](RunRecord& record, int, bool) {
+    if (record.requests.size() == 2 && !record.config_json.empty() &&
+        record.config_json.find("\"token_sparse_prefill\":{\"enabled\":true") != std::string::npos)
+      record.requests[1].logits.row(2)[0] = std::numeric_limits<float>::quiet_NaN();
+  };
+  sweep.executors.reference = {&meddler};
+  const Report report = sweep.run();
+  EXPECT_EQ(row_of(report, "serial/t1s0q0/several").status, CaseStatus::failed);
+  EXPECT_NE(row_of(report, "serial/t1s0q0/several").reason.find("1 logits rows hold a NaN"), std::string::npos);
+  EXPECT_EQ(row_of(report, "serial/t0s0q0/several").status, CaseStatus::passed);
+}
+
+// S-TSEL-10 under the audit: it accepts the reserved position where the configuration says so, and only there.
+TEST(Sweep, AReservedPositionPassesTheAudit) {
+  Trace trace = test::trace_of({test::request(0, 150, 3)});
+  trace.name = "prompt-150";
+  SmallSweep sweep({trace});
+  std::vector<Case> cases;
+  for (const char* id : {"serial/t1s1q0:w64:reserve=final_prompt_token/prompt-150",
+                         "split/t1s0q1:rolling:serial_aligned:w64:reserve=final_prompt_token/prompt-150"})
+    cases.push_back(parse_case_id(id));
+  sweep.request.cases = numbered_cases(cases, sweep.request.traces, sweep.checkpoint.config);
+  for (const CaseResult& row : sweep.run().cases) EXPECT_EQ(row.status, CaseStatus::passed) << row.id << ": " << row.reason;
+
+  const AlgorithmConfig reserved = cases[0].config;
+  AlgorithmConfig plain = reserved;
+  plain.token_sparse_prefill.reserve = SlotReservation::none;
+  RunOptions options;
+  options.record = RecordGroups::all();
+  const EffectiveConfig effective = EffectiveConfig::resolve(reserved, sweep.checkpoint.config);
+  const RunRecord record = replay(*sweep.reference, make_plan(ModeSpec{}, trace, effective), trace, effective, options);
+  const auto finds = [&](const AlgorithmConfig& config) {
+    return !audit(record, trace, EffectiveConfig::resolve(config, sweep.checkpoint.config), sweep.checkpoint, {}).clean();
+  };
+  EXPECT_FALSE(finds(reserved));
+  EXPECT_TRUE(finds(plain));
+}
 
 }  // namespace
 }  // namespace loopgauge::harness
