@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The quality report as tables for a terminal or a text file.
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <map>
 #include <ostream>
 #include <set>
@@ -89,15 +91,16 @@ void render_quality(const Report& report, std::ostream& out) {
            "later.\n";
     return;
   }
-  // Of the trace with most K/V, which the padding of small ones does not blur.
-  std::map<std::pair<std::string, std::string>, double> ratios, bytes;
+  // Of the trace with the longest sequence: the padding of short ones blurs it.
+  std::map<std::pair<std::string, std::string>, double> ratios;
+  std::map<std::pair<std::string, std::string>, std::int64_t> longest;
   for (const CaseResult& row : report.cases) {
-    double size = 0;
-    for (const MemoryRow& memory : row.memory)
-      size += memory.phase == "steady" && is_kv_category(memory.category) ? static_cast<double>(memory.physical_bytes) : 0;
+    std::int64_t length = 0;
+    for (const DriftRow& drift : row.drift) length = std::max(length, drift.position + 1);
+    for (const AnswerRow& answer : row.answers) length = std::max(length, answer.prompt_length);
     const std::pair key{row.executor, settings_of(row)};
-    if (size <= bytes[key]) continue;
-    bytes[key] = size;
+    if (length <= longest[key]) continue;
+    longest[key] = length;
     ratios[key] = row.memory_ratio;
   }
   print_prose(quality, ratios, out);

@@ -310,16 +310,15 @@ void CaseRunner::judge(const Case& value, const Trace& trace, const Companions& 
 
 void CaseRunner::measure_quality(const Case& value, const Trace& trace, CaseResult& row) {
   const Run actual = run(executor_, value, trace, RunOptions{});
-  set_time(row, actual.seconds);
-  set_counters(row, actual.record.counters);
+  row.seconds = actual.seconds;
   const std::shared_ptr<const RunRecord> dense = baselines_.get(trace.name, [&] {
     if (is_dense(value.config)) return logits_only(actual.record);
     return run(executor_, Case{.mode = value.mode, .config = {}, .trace = trace.name}, trace, RunOptions{}).record;
   });
   const Drift drift = measure_drift(*dense, actual.record, trace, options_.drift);
   set_drift(row, drift, trace);
-  keep_scored_rows(row);
-  set_memory(row, predict_memory(checkpoint_.config, resolve(value), memory_input(actual.record)));
+  keep_quality_rows(row);
+  row.memory_ratio = predict_memory(checkpoint_.config, resolve(value), memory_input(actual.record)).kv_ratio_physical();
   row.checks.push_back(quality_check(drift));
   decide(row);
 }

@@ -26,8 +26,8 @@ struct CaseRunnerOptions {
   // place; only where that does not suffice is a case run twice. Where bits differ, one more run without taps tells taps that change
   // results from plans that do and from an executor that is not repeatable.
   bool repeat_with_taps = false;
-  // Measure drift and the predicted memory only: logits are all that is recorded, and nothing is compared with the specification or the
-  // reference. The dense run is one in the case's own mode. For quality over many settings (reports/quality).
+  // Measure drift and the predicted memory ratio only: logits are all that is recorded, and nothing is compared with the specification or
+  // the reference. The dense run is one in the case's own mode. For quality over many settings (reports/quality).
   bool quality_only = false;
   DriftOptions drift;
   AuditOptions audit;

@@ -176,7 +176,9 @@ void set_drift(CaseResult& result, const Drift& drift, const Trace& trace) {
   if (drift.task && drift.task->answers > 0) result.task_accuracy = drift.task->candidate.value;
 }
 
-void keep_scored_rows(CaseResult& result) {
+void keep_quality_rows(CaseResult& result) {
+  result.drift_summary.clear();
+  if (!result.answers.empty()) result.drift.clear();
   std::erase_if(result.drift, [](const DriftRow& row) { return !row.scored; });
   // volatile: gcc 12 with -O3 leaves out the conversions of neighbouring members when it vectorizes them.
   const auto narrow = [](double& value) {

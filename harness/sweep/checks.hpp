@@ -47,9 +47,9 @@ std::string digest_of(const CaseResult& result, std::string_view group);  // "" 
 // Fills drift, drift_summary and the headline numbers that come from them.
 void set_drift(CaseResult& result, const Drift& drift, const Trace& trace);
 
-// Keeps the drift rows whose next token is scored, with KL and likelihoods as FP32, which is far below their own noise: what a quality
-// report reads.
-void keep_scored_rows(CaseResult& result);
+// Keeps what a quality report reads and nothing that follows from it: of prose the drift rows whose next token is scored, with KL and
+// likelihoods as FP32, which is far below their own noise; of tasks the answers.
+void keep_quality_rows(CaseResult& result);
 // Passes when there is a scored token and every row of both runs could be compared: none left out, none with a NaN or an infinity.
 CheckRow quality_check(const Drift& drift);
 
