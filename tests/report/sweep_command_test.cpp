@@ -288,5 +288,29 @@ TEST_F(SweepCommand, PythonReadsEveryTable) {
   EXPECT_TRUE(has_line(test::read_file(path("python.txt")), "12 rows")) << test::read_file(path("python.txt"));
 }
 
+TEST_F(SweepCommand, AGridOfSettingsBecomesAQualityReport) {
+  const std::vector<std::string> grid{
+      "--executor",      "reference", "--grid", "switches=t1s0q0 window=64,128 reserve=none,final_prompt_token",
+      "switches=t0s1q0", "--measure", "quality"};
+  const ProcessResult result = sweep(grid);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(last_line(result.out), "12 passed, 0 failed, 0 skipped");
+  const ProcessResult quality = test::run_program({"report", path("report.h5"), "--quality"});
+  EXPECT_EQ(quality.exit_code, 0) << quality.err;
+  for (const char* expected : {"t1s0q0:w64:reserve=final_prompt_token", "t0s1q0", "ln(PPL(Q)/PPL(base))", "same top p", "RMS delta p"})
+    EXPECT_NE(quality.out.find(expected), std::string::npos) << expected;
+  // The same request continues; another measure of the same cases is another request.
+  std::vector<std::string> resumed = grid;
+  resumed.push_back("--resume");
+  EXPECT_EQ(sweep(resumed).exit_code, 0);
+  resumed[6] = "everything";
+  EXPECT_EQ(sweep(resumed).exit_code, 2);
+
+  EXPECT_EQ(sweep({"--measure", "quantity"}).exit_code, 2);
+  EXPECT_EQ(sweep({"--measure", "quality", "--repeat"}).exit_code, 2);
+  EXPECT_EQ(sweep({"--grid", "window"}).exit_code, 2);
+  EXPECT_EQ(sweep({"--grid", "switches=t1s0q0 window=65"}).exit_code, 2);
+}
+
 }  // namespace
 }  // namespace loopgauge::harness
