@@ -228,6 +228,42 @@ def mixed_depths(g):
         yield dict(continued(g, length, len(exits), arrival=arrival), exit_depths=exits)
 
 
+def drafted(made, wrong=lambda j: False):
+    """A forced request whose drafts are its own tokens, but where wrong(j) says so."""
+    return dict(made, draft_tokens=[(token + 1) % 256 if wrong(j) else token for j, token in enumerate(made["forced"])])
+
+
+def spec_reject(g):
+    # A round of block_spec emits its accepted drafts and one token more, so that wrong drafts at this distance are rejected at one index.
+    for index in range(4):
+        yield drafted(continued(g, 20 + index, 13, seed=index), lambda j: j > 0 and (j - 1) % (index + 1) == index)
+    yield drafted(continued(g, 9, 13))
+
+
+def spec_flush(g):
+    # With a tail of 64 the encoded frontier moves at committed length 128, with tail 0 at 64 and 128: at every row of a round of five. The last
+    # two reject right before a page begins and right at it.
+    for prompt in (124, 125, 126, 127, 128):
+        yield drafted(continued(g, prompt, 9))
+    for prompt, wrong in ((125, 2), (125, 3)):
+        yield drafted(continued(g, prompt, 9), lambda j, wrong=wrong: j == wrong)
+
+
+def spec_end(g):
+    # The true answer and its closing ']' as drafts: the end-of-sequence id is among the accepted ones, at another place of a round each time.
+    for lead in (0, 1, 2, 3):
+        question = needle(g, 64, 1)
+        scored = question["answer_mask"].index(1)
+        answer = question["forced"][scored:scored + 6]
+        prompt = bytes(question["prompt"][1:]) + bytes(question["forced"][:scored]) + bytes(answer[:lead])
+        yield request(prompt, max_new_tokens=12, task="needle", eos_token_id=ord("]"), draft_tokens=answer[lead:] + [-1] * (6 + lead))
+
+
+def spec_sampled(g):
+    for i, temperature in enumerate((0.5, 0.75, 1.0)):
+        yield request(passage(g, 24, "kjv"), max_new_tokens=16, temperature=temperature, seed=g.next() >> 1)
+
+
 # ---- quality: tasks of models/ouro-small/tasks.py, the hard part in the prompt, so that every feature of the method can spoil it ---------
 
 def after_prose(generator, length, task):
@@ -335,6 +371,10 @@ TRACES = {
                     [(1, "preempt", 0), (3, "resume", 0), (6, "preempt", 0), (6, "preempt", 1), (9, "resume", 0), (10, "resume", 1), (15, "preempt", 0),
                      (17, "preempt", 2), (19, "resume", 2), (20, "resume", 0), (25, "preempt", 0), (29, "resume", 0)]),
     "late-end": ("Free running: two answers closed by ']' as end-of-sequence id before their last token, one without end-of-sequence id", late_end),
+    "spec-reject": ("Forced, with given drafts: rejected by block speculation at index 0, 1, 2, 3 in every round, and never", spec_reject),
+    "spec-flush": ("Forced, with given drafts: rounds of five rows across position 128 at every offset, and rejections around it", spec_flush),
+    "spec-end": ("Free running, with the answers as drafts: the end-of-sequence id at different places of a round", spec_end),
+    "spec-sampled": ("Free running at temperatures 0.5, 0.75 and 1: seeded sampling", spec_sampled),
     "mixed-depths": ("Four requests with forced exit depths: 4,1,3,2,4,1; 4,2,1,4,3,2; all 4; all 1", mixed_depths),
 }
 
@@ -351,7 +391,7 @@ def make(name):
 def write(path, trace):
     with h5py.File(path, "w-", libver=("earliest", "v108")) as file:
         file.attrs["format"] = "loopgauge-trace"
-        file.attrs["version"] = 1
+        file.attrs["version"] = 2 if any("temperature" in made or "draft_tokens" in made for made in trace["requests"]) else 1
         for key in ("name", "description", "source"):
             file.attrs[key] = trace[key]
         file.attrs["vocab_size"] = VOCAB
@@ -359,7 +399,9 @@ def write(path, trace):
             group = file.create_group(f"requests/{i}")
             for key in ("id", "arrival", "max_new_tokens", "eos_token_id", "seed", "task"):
                 group.attrs[key] = made[key]
-            for key, dtype in (("prompt", "<i4"), ("forced", "<i4"), ("exit_depths", "u1"), ("answer_mask", "u1")):
+            if "temperature" in made:
+                group.attrs["temperature"] = made["temperature"]
+            for key, dtype in (("prompt", "<i4"), ("forced", "<i4"), ("exit_depths", "u1"), ("answer_mask", "u1"), ("draft_tokens", "<i4")):
                 if made.get(key) is not None:
                     values = np.asarray(made[key], dtype)
                     packed = dict(compression="gzip", shuffle=True) if trace["name"] in QUALITY and values.size >= 1024 else {}
@@ -379,7 +421,8 @@ def read(path):
         trace["requests"] = []
         for i in range(len(file["requests"])):
             group = file[f"requests/{i}"]
-            found = {key: value if isinstance(value, str) else int(value) for key, value in group.attrs.items()}
+            found = {key: value if isinstance(value, str) else float(value) if key == "temperature" else int(value)
+                     for key, value in group.attrs.items()}
             trace["requests"].append(found | {key: dataset[()].tolist() for key, dataset in group.items()})
         events = file.get("events", {"submission": [], "kind": [], "request": []})
         trace["events"] = [(int(at), kind.decode(), int(target)) for at, kind, target in zip(events["submission"], events["kind"], events["request"])]

@@ -12,9 +12,7 @@
 namespace loopgauge::harness {
 namespace {
 
-// The planned ones come first.
 constexpr std::array<std::string_view, 6> kSchedules{"serial", "split", "mixed", "wcpb", "block_spec", "pipeline_spec"};
-constexpr std::size_t kPlannedSchedules = 4;
 constexpr std::array<std::string_view, 5> kModifiers{"prefix", "pd", "preempt", "async", "graph"};
 
 constexpr std::string_view kSettingsForm =
@@ -224,19 +222,14 @@ bool parse_mode_parameter(ModeSpec& mode, std::string_view name, std::string_vie
 std::span<const std::string_view> schedule_names() { return kSchedules; }
 std::span<const std::string_view> modifier_names() { return kModifiers; }
 
-bool is_planned(std::string_view schedule) {
-  const auto planned = std::span(kSchedules).first(kPlannedSchedules);
-  return std::find(planned.begin(), planned.end(), schedule) != planned.end();
-}
-
 bool has_part(const ModeSpec& mode, std::string_view name) {
-  if (name.empty() || mode.schedule == name) return true;
+  if (name.empty() || mode.schedule == name || (name == "speculation" && mode.speculates())) return true;
   return (name == "prefix" && mode.prefix) || (name == "pd" && mode.pd) || (name == "preempt" && mode.preempt) || (name == "async" && mode.async) ||
          (name == "graph" && mode.graph);
 }
 
 std::string available_modes() {
-  return joined(std::span(kSchedules).first(kPlannedSchedules)) + ", each with any of " + joined(kModifiers);
+  return joined(kSchedules) + ", each with any of " + joined(kModifiers);
 }
 
 std::string mode_text(const ModeSpec& mode) {

@@ -67,6 +67,8 @@ struct ModeSpec {
   int preempt_loops = 3;        // preempt: loops of a request between two preemptions
   bool async = false;           // two submissions in flight
   bool graph = false;           // decode steps are replayed from captured graphs
+
+  bool speculates() const { return schedule == "block_spec" || schedule == "pipeline_spec"; }
   bool operator==(const ModeSpec&) const = default;
 };
 
@@ -81,7 +83,6 @@ std::span<const std::string_view> schedule_names();
 std::span<const std::string_view> modifier_names();
 // What this version plans: "serial, split, mixed, wcpb, each with any of prefix, pd, preempt, async, graph".
 std::string available_modes();
-bool is_planned(std::string_view schedule);
 // Whether the mode has this schedule or modifier; every mode has "".
 bool has_part(const ModeSpec& mode, std::string_view name);
 

@@ -80,9 +80,8 @@ constexpr std::array kRules{
          "eager flushing encodes rows before they are final, which serial_aligned timing forbids: use execution_dependent",
          "serial/t0s0q1:rolling:serial_aligned:flush=eager"},
 
-    Rule{kNotAvailable, [](const Case& c) { return is(c, "block_spec"); }, "block speculation has no planner", "block_spec.d2.k4/t0s0q0"},
-    Rule{kNotAvailable, [](const Case& c) { return is(c, "pipeline_spec"); }, "the token pipeline has no planner",
-         "pipeline_spec.d2/t0s0q0"},
+    Rule{kNotAvailable, [](const Case& c) { return c.mode.pd && c.mode.speculates(); }, "speculation after a handoff has no planner",
+         "block_spec.d2.k4+pd/t0s0q0"},
 };
 
 }  // namespace

@@ -42,6 +42,12 @@ enum class Fault {
   scale_by_reciprocal,             // the scale of a group is multiplied by 1/15
   reconstruction_in_bfloat16,      // a reconstructed value is rounded to BF16 after every stream
   one_ulp_in_residual_add,         // the first channel of one residual addition is one BF16 ulp too large
+  // Of speculation, in the reference.
+  stale_reference_at_position,     // a row at a position that an earlier incarnation has held corrects against that one's reference
+  plane_not_truncated,             // a rejection leaves the rows of loop 3's plane behind, and the next rows there are taken as written
+  candidate_sealed,                // blocks are sealed and read as soon as their rows have run, before they are verified
+  draft_hidden_shared,             // the drafts of a round leave one hidden row behind, the last one's, from which every row is verified
+  acceptance_off_by_one,           // the first candidate that the target does not confirm is accepted with those before it
   // Of the optimized runtime alone: defects of its own storage and kernels.
   stale_reference_slot,            // loops 3 and 4 read the previous token's attention reference
   threshold_tie_by_arrival,        // of equal logits the last ones are selected, as an unordered compaction may
@@ -57,7 +63,8 @@ struct FaultInfo {
   std::string_view needs;          // switches without which the fault cannot act, e.g. "t1", "s1", "q1", "t1q1", "" = any
   std::string_view operation;      // of the registry (models/spec): where a run with the fault leaves one without
   bool in_reference;               // the reference can plant it
-  std::string_view mode = "";      // without which it cannot act: "mixed", "preempt", "prefix" in the plan's name; "" = any
+  // Without which it cannot act: a part of the mode's name such as "mixed" or "prefix", or "speculation" for any that speculates; "" = any.
+  std::string_view mode = "";
   bool in_optimized = true;        // the optimized runtime can plant it
 };
 

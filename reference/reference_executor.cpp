@@ -49,13 +49,6 @@ void check_decisions(const RunRecord& decisions, const Trace& trace, const Effec
   }
 }
 
-void require_plain_decoding(const Trace& trace, const RunOptions& options) {
-  if (options.speculation.kind != SpeculationKind::none) throw UnsupportedError("the reference does not speculate");
-  for (const TraceRequest& request : trace.requests) {
-    if (request.temperature != 0.0f) throw UnsupportedError("the reference decodes greedily; trace " + trace.name + " has a temperature");
-  }
-}
-
 // One weight copy per arithmetic type, one run at a time.
 class ReferenceExecutor final : public Executor {
  public:
@@ -65,7 +58,6 @@ class ReferenceExecutor final : public Executor {
 
   void begin(const Trace& trace, const EffectiveConfig& config, const RunOptions& options) override {
     require_fault_in(options.fault, name());
-    require_plain_decoding(trace, options);
     if (config.exit().mode == ExitMode::trace) {
       for (std::size_t i = 0; i < trace.requests.size(); ++i) {
         if (trace.requests[i].exit_depths.size() < static_cast<std::size_t>(trace.requests[i].max_new_tokens)) {

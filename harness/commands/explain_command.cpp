@@ -122,14 +122,16 @@ std::vector<std::string> candidate_cases(const FaultInfo& info) {
     }
     for (const char* policy : {"fixed_prompt", "rolling"}) settings.push_back(switches + "q1:" + policy + ":serial_aligned");
   }
-  const TraceSet traces = read_set(data_directory() / "sets" / (info.mode.empty() ? "smoke.txt" : "modes.txt"));
+  const bool of_speculation = info.mode == "speculation" || info.mode == "block_spec";
+  const TraceSet traces = read_set(data_directory() / "sets" / (info.mode.empty() ? "smoke.txt" : of_speculation ? "speculation.txt" : "modes.txt"));
   std::vector<std::string> ids;
   for (const std::string& setting : settings) {
     for (const SetTrace& trace : traces.traces) {
       const std::string rest = "/" + setting + (trace.window == 0 ? "" : ":w" + std::to_string(trace.window)) + "/" + trace.name;
       if (info.mode.empty()) ids.push_back("serial" + rest);
       for (const std::string& mode : trace.modes) {
-        if (!info.mode.empty() && has_part(parse_mode(mode), info.mode)) ids.push_back(mode + rest);
+        const bool acts = !info.mode.empty() && has_part(parse_mode(mode), info.mode);
+        if (acts && !case_refusal(parse_case_id(mode + rest))) ids.push_back(mode + rest);
       }
     }
   }

@@ -44,6 +44,7 @@ struct RecordOptions {
   std::vector<std::int64_t> prompt_tokens;
   int vocab_size = kByteVocabulary, eos_token_id = -1;
   std::uint64_t seed = 0;
+  float temperature = 0;
 };
 
 Trace trace_from_flags(const RecordOptions& options, bool literal) {
@@ -78,6 +79,7 @@ Trace trace_from_flags(const RecordOptions& options, bool literal) {
     request.id = static_cast<int>(i);
     request.eos_token_id = options.eos_token_id;
     request.seed = options.seed;
+    request.temperature = options.temperature;
     request.task = options.task;
     trace.requests.push_back(std::move(request));
   }
@@ -114,6 +116,7 @@ void add_record(CLI::App& trace_command, int& exit_code) {
   cut.push_back(command->add_option("--task", options->task, "text, needle, kv, copy, sum, other"));
   cut.push_back(command->add_option("--eos", options->eos_token_id, "Token id that ends a request, -1: none"));
   cut.push_back(command->add_option("--seed", options->seed, "Seed of each request, for seeded sampling")->check(CLI::NonNegativeNumber));
+  cut.push_back(command->add_option("--temperature", options->temperature, "Of sampling, 0.01 to 100; 0: greedy")->check(CLI::Range(0.0f, kMostTemperature)));
   cut.push_back(command->add_option("--name", options->name, "Name in case ids; default: the output file's, without extension"));
   cut.push_back(command->add_option("--description", options->description, "What the trace is"));
   cut.push_back(command->add_option("--source", options->source, "Where its tokens come from"));
@@ -169,7 +172,9 @@ nlohmann::ordered_json info_json(const Trace& trace) {
                                     {"exit_depths", !request.exit_depths.empty()},
                                     {"answers", answer_count(request)},
                                     {"eos_token_id", request.eos_token_id},
-                                    {"seed", request.seed}});
+                                    {"seed", request.seed},
+                                    {"temperature", request.temperature},
+                                    {"draft_tokens", !request.draft_tokens.empty()}});
   }
   for (const TraceEvent& event : trace.events) {
     document["events"].push_back({{"submission", event.submission}, {"kind", to_string(event.kind)}, {"request", event.request}});

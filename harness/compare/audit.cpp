@@ -13,6 +13,7 @@ constexpr std::array kRules{
     AuditRule{"record_shape", "S-GEN-1", "lengths and extents of the record agree with the trace, the model and each other"},
     AuditRule{"forced_tokens", "S-GEN-2", "a teacher-forced request holds the trace's tokens and forwards all of them"},
     AuditRule{"greedy_token", "S-HEAD-2", "an emitted token is the lowest id among the largest logits of its row"},
+    AuditRule{"sampled_token", "S-SAMP-3", "a token drawn from the target is where its number falls in the distribution; one that verification chose is possible"},
     AuditRule{"run_end", "S-GEN-1", "a free run ends at max_new_tokens or with its first end-of-sequence token"},
     AuditRule{"finite_logits", "S-ERR-2", "logits are finite"},
     AuditRule{"logits_head", "S-EXIT-5", "a logits row is the head on the hidden row of the last executed loop, which loop 4 inherits"},

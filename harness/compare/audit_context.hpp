@@ -19,6 +19,7 @@ enum class Rule {
   record_shape,
   forced_tokens,
   greedy_token,
+  sampled_token,
   run_end,
   finite_logits,
   logits_head,

@@ -6,6 +6,7 @@
 
 #include "harness/compare/audit_context.hpp"
 #include "harness/compare/bounded.hpp"
+#include "models/sampling.hpp"
 
 namespace loopgauge::harness {
 namespace {
@@ -52,6 +53,26 @@ std::int32_t lowest_argmax(std::span<const T> values) {
   return static_cast<std::int32_t>(best);
 }
 
+// Token j lies where its number falls, in FP64; in a speculating run it may instead be a candidate or have replaced one, which is another draw.
+void sampled_token(const AuditContext& c, std::size_t j) {
+  constexpr double kRounding = 1e-5;  // of FP32 sums over a vocabulary
+  const auto logits = c.record.logits.row(static_cast<std::int64_t>(j));
+  const double most = *std::max_element(logits.begin(), logits.end());
+  const auto weight = [&](std::size_t v) { return std::exp((logits[v] - most) / static_cast<double>(c.request.temperature)); };
+  double total = 0, below = 0;
+  const auto token = static_cast<std::size_t>(c.record.tokens[j]);
+  for (std::size_t v = 0; v < logits.size(); ++v) {
+    if (v < token) below += weight(v);
+    total += weight(v);
+  }
+  const int position = c.prompt() + static_cast<int>(j);
+  const double low = below / total, high = (below + weight(token)) / total;
+  const double u = uniform_draw(c.request.seed, c.request.id, position, SamplingPurpose::target);
+  const bool drawn = u > low - kRounding && u < high + kRounding;
+  const bool possible = !c.record.rounds.empty() && high > low;
+  c.log.require(drawn || possible, Rule::sampled_token, c.place(0, -1, position), u, low, kRounding, "start of the emitted token's interval");
+}
+
 void tokens(const AuditContext& c) {
   const RequestRecord& record = c.record;
   if (c.request.teacher_forced()) {
@@ -61,7 +82,9 @@ void tokens(const AuditContext& c) {
     }
     return;
   }
-  if (!record.logits.empty()) {
+  if (!record.logits.empty() && c.request.temperature != 0.0f) {
+    for (std::size_t j = 0; j < record.tokens.size(); ++j) sampled_token(c, j);
+  } else if (!record.logits.empty()) {
     for (std::size_t j = 0; j < record.tokens.size(); ++j) {
       const std::int32_t best = lowest_argmax(record.logits.row(static_cast<std::int64_t>(j)));
       c.log.require(record.tokens[j] == best, Rule::greedy_token, c.place(0, -1, c.prompt() + static_cast<int>(j)), best, record.tokens[j],

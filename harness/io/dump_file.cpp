@@ -2,6 +2,7 @@
 #include "harness/io/dump_file.hpp"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -17,7 +18,8 @@ namespace {
 
 constexpr std::string_view kFormat = "loopgauge-dump";
 constexpr std::string_view kExpectedFormat = "loopgauge-expected";
-constexpr std::int64_t kVersion = 1;
+// A file states the lowest version that has everything it holds: 2 has rounds of speculation.
+constexpr std::int64_t kVersion = 2, kVersionWithoutRounds = 1;
 constexpr std::int64_t kMaxRequests = 65536;
 constexpr std::size_t kCompressFrom = std::size_t{1} << 14;  // elements; below, a chunk index costs more than it saves
 
@@ -44,6 +46,19 @@ Tensor<std::uint8_t> executions(const RequestRecord& request) {
   return table;
 }
 
+// [rounds, 4]: position, proposed, accepted, emitted.
+constexpr int kRoundFields = 4;
+Tensor<std::int32_t> rounds_table(const RequestRecord& request) {
+  if (request.rounds.empty()) return {};
+  Tensor<std::int32_t> table({static_cast<std::int64_t>(request.rounds.size()), kRoundFields});
+  for (std::size_t i = 0; i < request.rounds.size(); ++i) {
+    const SpeculationRound& round = request.rounds[i];
+    const std::array<std::int32_t, kRoundFields> fields{round.position, round.proposed, round.accepted, round.emitted};
+    std::copy(fields.begin(), fields.end(), table.row(static_cast<std::int64_t>(i)).begin());
+  }
+  return table;
+}
+
 class RequestWriter {
  public:
   RequestWriter(const h5::Group& group, const RequestRecord& request, const std::vector<std::string>& only)
@@ -56,6 +71,7 @@ class RequestWriter {
     group_.write("exit_depths", request_.exit_depths);
     group_.write("encoded_frontier", request_.encoded_frontier);
     write_tensor(group_, "executions", executions(request_));
+    write_tensor(group_, "rounds", rounds_table(request_));
     if (wanted("logits")) write_tensor(group_, "logits", request_.logits);
     if (wanted("gate")) write_tensor(group_, "gate", request_.gate);
     if (wanted("hidden") && !request_.hidden[0].empty()) {
@@ -130,7 +146,9 @@ class RequestWriter {
 
 void write_root_attributes(const h5::Group& root, const RunRecord& record, const EffectiveConfig& config, const std::string& case_id) {
   root.set_attribute("format", kFormat);
-  root.set_attribute("version", kVersion);
+  const bool speculated =
+      std::any_of(record.requests.begin(), record.requests.end(), [](const RequestRecord& request) { return !request.rounds.empty(); });
+  root.set_attribute("version", speculated ? kVersion : kVersionWithoutRounds);
   root.set_attribute("tool_version", LOOPGAUGE_VERSION);
   root.set_attribute("case", case_id);
   root.set_attribute("mode", record.mode);
@@ -226,9 +244,9 @@ class RequestReader {
   RequestReader(const h5::Group& group, std::size_t loops) : group_(group), loops_(loops) {}
 
   RequestRecord read() {
-    static constexpr std::array<std::string_view, 13> kMembers{"tokens", "logits",           "hidden",    "gate", "exit_depths",
-                                                               "scores", "active",           "keys",      "mass", "kv",
-                                                               "codec",  "encoded_frontier", "executions"};
+    static constexpr std::array<std::string_view, 14> kMembers{"tokens", "logits",           "hidden",     "gate", "exit_depths",
+                                                               "scores", "active",           "keys",       "mass", "kv",
+                                                               "codec",  "encoded_frontier", "executions", "rounds"};
     static constexpr std::array<std::string_view, 2> kAttributes{"prompt_length", "outcome"};
     group_.allow_only(kMembers, kAttributes);
     request_.tokens = read_tensor<std::int32_t>(group_, "tokens", {-1}).data;
@@ -250,6 +268,13 @@ class RequestReader {
     if (group_.has("logits")) request_.logits = read_tensor<float>(group_, "logits", {1 + fed_, -1});
     if (group_.has("gate")) request_.gate = read_tensor<float>(group_, "gate", {rows_, kLoops});
     if (group_.has("executions")) request_.executions = read_tensor<std::uint8_t>(group_, "executions", {rows_, kLoops}).data;
+    if (group_.has("rounds")) {
+      const Tensor<std::int32_t> table = read_tensor<std::int32_t>(group_, "rounds", {-1, kRoundFields});
+      for (std::int64_t i = 0; i < table.extent(0); ++i) {
+        const auto fields = table.row(i);
+        request_.rounds.push_back({fields[0], fields[1], fields[2], fields[3]});
+      }
+    }
     if (group_.has("hidden")) read_hidden();
     read_selected_tokens();
     if (group_.has("mass") || group_.has("keys")) read_selected_keys();
@@ -469,7 +494,9 @@ DumpInfo read_root_attributes(const h5::Group& root) {
   }
   if (format != kFormat) root.fail("format is \"" + format + "\", expected \"" + std::string(kFormat) + "\"");
   const std::int64_t version = root.int_attribute("version");
-  if (version != kVersion) root.fail("version is " + std::to_string(version) + ", this program reads version " + std::to_string(kVersion));
+  if (version < kVersionWithoutRounds || version > kVersion) {
+    root.fail("version is " + std::to_string(version) + ", this program reads versions 1 and " + std::to_string(kVersion));
+  }
   root.allow_only(kMembers, kAttributes);
 
   const auto optional = [&](const char* name) { return root.has_attribute(name) ? root.string_attribute(name) : std::string(); };

@@ -58,6 +58,11 @@ class Node {
     if (!at(key).is_number_unsigned()) throw TraceError(path(key) + " = " + shown(at(key)) + " is not an integer from 0");
     return at(key).get<std::uint64_t>();
   }
+  float real(const char* key, float fallback) const {
+    if (!has(key)) return fallback;
+    if (!at(key).is_number()) throw TraceError(path(key) + " = " + shown(at(key)) + " is not a number");
+    return at(key).get<float>();
+  }
   bool boolean(const char* key, bool fallback) const {
     if (!has(key)) return fallback;
     if (!at(key).is_boolean()) throw TraceError(path(key) + " = " + shown(at(key)) + " is neither true nor false");
@@ -111,9 +116,10 @@ std::vector<std::int32_t> source_tokens(const Node& node, const std::filesystem:
 }
 
 TraceRequest request_from(const json& value, std::size_t index, const std::filesystem::path& folder) {
-  static constexpr std::array<std::string_view, 16> kKeys{
+  static constexpr std::array<std::string_view, 18> kKeys{
       "text",   "text_file", "ids",     "ids_file",     "bos",  "offset", "prompt_tokens", "continuation",
-      "forced", "id",        "arrival", "eos_token_id", "seed", "task",   "exit_depths",   "answer_mask"};
+      "forced", "id",        "arrival", "eos_token_id", "seed", "task",   "exit_depths",   "answer_mask",
+      "temperature", "draft_tokens"};
   const Node node(value, "requests[" + std::to_string(index) + "]", kKeys);
   RequestRecipe recipe;
   recipe.tokens = source_tokens(node, folder);
@@ -127,8 +133,10 @@ TraceRequest request_from(const json& value, std::size_t index, const std::files
   request.arrival = static_cast<int>(node.integer("arrival", 0, 0, kInt32Max));
   request.eos_token_id = static_cast<int>(node.integer("eos_token_id", -1, -1, kInt32Max));
   request.seed = node.unsigned_integer("seed", 0);
+  request.temperature = node.real("temperature", 0.0f);
   request.task = node.text("task", "text");
   if (node.has("exit_depths")) request.exit_depths = node.integers<std::uint8_t>("exit_depths", 0, 255);
+  if (node.has("draft_tokens")) request.draft_tokens = node.integers<std::int32_t>("draft_tokens", -1, kInt32Max);
   if (node.has("answer_mask")) request.answer_mask = node.integers<std::uint8_t>("answer_mask", 0, 255);
   return request;
 }

@@ -20,7 +20,26 @@ std::unique_ptr<Schedule> make_schedule(const ModeSpec& mode, const Trace& trace
   if (mode.schedule == "split") return make_split_schedule(mode.piece_tokens);
   if (mode.schedule == "mixed") return make_mixed_schedule(mode.token_budget);
   if (mode.schedule == "wcpb") return make_wcpb_schedule(mode.chunk_windows);
+  if (mode.speculates() && !mode.pd) return make_speculation_schedule(trace);
   throw UnsupportedError("mode " + mode_text(mode) + " has no planner in this version (available: " + available_modes() + ")");
+}
+
+Speculation speculation_of(const ModeSpec& mode) {
+  if (mode.schedule == "block_spec") return {SpeculationKind::block, mode.draft_depth, mode.draft_length};
+  if (mode.schedule == "pipeline_spec") return {SpeculationKind::pipeline, mode.draft_depth, 0};
+  return {};
+}
+
+// Two submissions; two rounds, each as long as it is for several requests; two cycles.
+int asynchronous_submissions(const Speculation& speculation, std::size_t requests) {
+  constexpr int kDeep = 2;
+  switch (speculation.kind) {
+    case SpeculationKind::none: return kDeep;
+    case SpeculationKind::pipeline: return kDeep * speculation.draft_depth;
+    case SpeculationKind::block:
+      return kDeep * (requests == 1 ? 2 : speculation.live_rows() * speculation.draft_depth + kLoops - speculation.draft_depth);
+  }
+  throw InternalError("unknown speculation");
 }
 
 class Driver {
@@ -30,14 +49,15 @@ class Driver {
     if (mode.prefix) prefix_.emplace(trace, config, mode.published_windows);
     if (mode.preempt) preempt_.emplace(mode.preempt_loops, trace.requests.size());
     for (std::size_t i = 0; i < trace.requests.size(); ++i) {
-      requests_.push_back({RequestProgress(static_cast<int>(i), trace.requests[i], config)});
+      requests_.push_back({RequestProgress(static_cast<int>(i), trace.requests[i], config, speculation_of(mode))});
       requests_.back().handed_off = !mode.pd;
     }
     for (const TraceEvent& event : trace.events) {
       if (event.kind == TraceEventKind::reuse_id) of(event.request).awaited = true;
     }
     plan_.mode = mode_text(mode);
-    plan_.submissions_in_flight = mode.async ? 2 : 1;
+    plan_.speculation = speculation_of(mode);
+    plan_.submissions_in_flight = mode.async ? asynchronous_submissions(plan_.speculation, trace.requests.size()) : 1;
     plan_.graph_replay = mode.graph;
     plan_.handoff = mode.pd;
   }
@@ -82,7 +102,10 @@ class Driver {
   bool ended() const {
     return std::all_of(requests_.begin(), requests_.end(), [](const State& state) { return state.over(); });
   }
-  bool away(const State& state) const { return state.held || (preempt_ && preempt_->away(state.progress.index(), clock_)); }
+  // A request with an open round stays until it is decided.
+  bool away(const State& state) const {
+    return !state.progress.round_open() && (state.held || (preempt_ && preempt_->away(state.progress.index(), clock_)));
+  }
 
   // What the trace asks for by now. An event of a request that is over asks for nothing.
   void follow_events(std::vector<Action>& actions) {
@@ -181,7 +204,7 @@ class Driver {
       for (const WorkItem& item : submission.items) of(item.request).failed = true;
     } else {
       for (const WorkItem& item : submission.items) of(item.request).progress.advance(item);
-      if (preempt_) preempt_->ran(submission.items, clock_);
+      if (preempt_) preempt_->ran(submission.items, clock_, [this](int request) { return of(request).progress.round_open(); });
     }
     plan_.submissions.push_back(std::move(submission));
   }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -23,8 +24,8 @@ class PreemptRule {
   bool away(int request, std::int64_t clock) const { return clock < back_[static_cast<std::size_t>(request)]; }
   // The submission index at which the request comes back.
   std::int64_t back(int request) const { return back_[static_cast<std::size_t>(request)]; }
-  // `items` have run; `clock` is the index of the next submission.
-  void ran(std::span<const WorkItem> items, std::int64_t clock);
+  // `items` have run; `clock` is the index of the next submission. A request whose speculation round is open goes when it is not.
+  void ran(std::span<const WorkItem> items, std::int64_t clock, const std::function<bool(int request)>& round_open);
 
  private:
   int period_loops_;

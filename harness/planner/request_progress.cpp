@@ -7,14 +7,15 @@
 
 namespace loopgauge::harness {
 
-RequestProgress::RequestProgress(int index, const TraceRequest& request, const EffectiveConfig& config)
+RequestProgress::RequestProgress(int index, const TraceRequest& request, const EffectiveConfig& config, const Speculation& speculation)
     : index_(index),
       window_(config.window()),
       loops_(config.loops()),
       prompt_length_(request.prompt_length()),
       decode_rows_(fed_tokens(request)),
       window_loops_(static_cast<std::size_t>(window_count(prompt_length_, window_)), 0),
-      window_part_(window_loops_.size(), 0) {}
+      window_part_(window_loops_.size(), 0),
+      speculation_(speculation) {}
 
 // Earlier windows are never behind later ones (S-PLAN-4).
 bool RequestProgress::prompt_complete() const { return window_loops_.back() == loops_; }
@@ -57,7 +58,45 @@ std::vector<WorkItem> RequestProgress::ready_chunks(int chunk_windows) const {
   return items;
 }
 
+std::vector<WorkItem> RequestProgress::next_speculative_items(bool one_loop) const {
+  const int depth = speculation_.draft_depth, rows = speculation_.live_rows();
+  if (speculation_.kind == SpeculationKind::pipeline) {
+    std::vector<WorkItem> items;
+    for (int stage = rows - 1; stage >= 0; --stage) {
+      const int loop = stage * depth + cycle_steps_ % depth + 1;
+      if (loop <= loops_) items.push_back({index_, RowKind::stage, stage, stage + 1, loop, loop});
+    }
+    return items;
+  }
+  if (drafted_ == rows) {
+    const int first = std::max(depth, round_loops_) + 1;
+    return {{index_, RowKind::verify, 0, rows, first, one_loop ? first : loops_}};
+  }
+  const int first = round_loops_ + 1;
+  if (one_loop) return {{index_, RowKind::draft, drafted_, drafted_ + 1, first, first}};
+  return {{index_, RowKind::draft, drafted_, round_loops_ == 0 ? rows : drafted_ + 1, first, depth}};
+}
+
 void RequestProgress::advance(const WorkItem& item) {
+  if (item.kind == RowKind::draft) {
+    round_loops_ = item.loop_last == speculation_.draft_depth ? 0 : item.loop_last;
+    if (round_loops_ == 0) drafted_ = item.end;
+    return;
+  }
+  if (item.kind == RowKind::verify) {
+    round_loops_ = item.loop_last;
+    if (round_loops_ < loops_) return;
+    drafted_ = round_loops_ = 0;
+    ++rows_done_;
+    return;
+  }
+  if (item.kind == RowKind::stage) {
+    if (item.begin > 0) return;  // stage 0 has as many loops as any
+    if (++cycle_steps_ < speculation_.draft_depth * speculation_.live_rows()) return;
+    cycle_steps_ = 0;
+    ++rows_done_;
+    return;
+  }
   if (item.kind == RowKind::decode) {
     row_loops_ = item.loop_last;
     if (row_loops_ == loops_) {
@@ -81,7 +120,7 @@ void RequestProgress::rewind() {
   for (int& done : window_loops_) {
     if (done < loops_) done = 0;
   }
-  row_loops_ = 0;
+  row_loops_ = drafted_ = round_loops_ = cycle_steps_ = 0;
 }
 
 void RequestProgress::set_reused_windows(int count) {

@@ -57,6 +57,10 @@ std::unique_ptr<Schedule> make_split_schedule(int piece_tokens);
 // budget, so that nobody starves. Throws ConfigError for a budget below 2.
 std::unique_ptr<Schedule> make_mixed_schedule(int token_budget);
 
+// block_spec, pipeline_spec: prompts as in serial while no round is open; otherwise the round, or the cycles, of all requests that have one open,
+// or of all whose prompt is complete. `trace` must outlive the schedule.
+std::unique_ptr<Schedule> make_speculation_schedule(const Trace& trace);
+
 // wcpb: requests take turns. A prompt advances every chunk that may advance, by one loop: the anti-diagonals of (chunk, loop). A decode row
 // runs as in serial. Throws ConfigError for a chunk without a window.
 std::unique_ptr<Schedule> make_wcpb_schedule(int chunk_windows);

@@ -228,13 +228,23 @@ double yardstick_over_bound(const ToleranceRow& judged, const ToleranceRow& yard
 
 std::vector<AcceptanceSummary> acceptance_summaries(const Report& report) {
   std::vector<AcceptanceSummary> list;
-  std::map<std::pair<std::string, std::string>, std::size_t> index;
+  std::map<std::tuple<std::string, std::string, std::string>, std::size_t> index;
   for (const CaseResult& row : report.cases) {
     if (row.acceptance.empty()) continue;
-    const std::pair key{row.executor, row.mode};
+    const bool eager = row.id.find(":flush=eager") != std::string::npos;
+    const std::tuple key{row.executor, row.mode, row.timing + (eager ? ", eager" : "")};
     AcceptanceSummary& summary = at_key(list, index, key);
-    std::tie(summary.executor, summary.mode) = key;
+    std::tie(summary.executor, summary.mode, summary.timing) = key;
     ++summary.cases;
+    for (const CounterRow& counter : row.counters) {
+      if (counter.name == "most_doubled_bytes") summary.doubled_bytes = std::max(summary.doubled_bytes, counter.value);
+      if (counter.name == "rewritten_rows") summary.rewritten_rows += counter.value;
+    }
+    for (const DivergenceRow& divergence : row.divergence) {
+      ++summary.divergent_rows;
+      summary.flips += divergence.same_top1 ? 0 : 1;
+      if (!(summary.kl_max >= divergence.kl)) summary.kl_max = divergence.kl;
+    }
     for (const AcceptanceRow& entry : row.acceptance) {
       constexpr std::int64_t kMostPositions = 1024;  // a draft is a handful of tokens; anything else is a damaged file
       if (entry.draft_position < 0 || entry.draft_position >= kMostPositions) continue;

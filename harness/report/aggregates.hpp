@@ -80,15 +80,21 @@ std::vector<LoopConformance> loop_conformances(const Report& report);
 // not say which one that was.
 double yardstick_over_bound(const ToleranceRow& judged, const ToleranceRow& yardstick);
 
-// Speculation by mode and executor, draft positions pooled over cases.
+// Speculation by mode, timing of the encoding and executor, places in a round pooled over cases.
 struct AcceptanceSummary {
   std::string executor, mode;
+  std::string timing;  // empty with Q off; "serial_aligned", "execution_dependent", "execution_dependent, eager"
   int cases = 0;
   struct Position {
     std::int64_t drafted = 0, accepted = 0, rounds = 0, divergences = 0;
   };
   std::vector<Position> positions;
   double mean_emitted = kNotApplicable;  // tokens a round
+  std::int64_t doubled_bytes = 0;        // most of a case: BF16 of encoded positions that a round still reads as BF16
+  std::int64_t rewritten_rows = 0;       // positions of sealed blocks encoded again after a rejection
+  // Verification rows against serial rows of the same tokens, where the timing allows a difference.
+  std::int64_t divergent_rows = 0, flips = 0;
+  double kl_max = kNotApplicable;
 };
 std::vector<AcceptanceSummary> acceptance_summaries(const Report& report);
 

@@ -321,7 +321,7 @@ Json acceptance_json(const Report& report, std::size_t text_bytes) {
           {position.drafted, position.accepted, interval({rate.value, rate.low, rate.high}), position.rounds, position.divergences}));
     }
     list.push_back({{"executor", clipped(summary.executor, text_bytes)},
-                    {"mode", clipped(summary.mode, text_bytes)},
+                    {"mode", clipped(summary.mode + (summary.timing.empty() ? "" : ", " + summary.timing), text_bytes)},
                     {"cases", summary.cases},
                     {"mean_emitted", number(summary.mean_emitted)},
                     {"positions", std::move(positions)}});

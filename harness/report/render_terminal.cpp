@@ -3,6 +3,8 @@
 #include <map>
 #include <ostream>
 
+#include "harness/compare/drift.hpp"
+#include "harness/report/aggregates.hpp"
 #include "harness/report/render.hpp"
 #include "harness/report/report_file.hpp"
 #include "harness/report/summary.hpp"
@@ -119,6 +121,35 @@ void print_drift(const Report& report, std::ostream& out) {
   table.print(out);
 }
 
+void print_acceptance(const Report& report, std::ostream& out) {
+  const std::vector<AcceptanceSummary> summaries = acceptance_summaries(report);
+  if (summaries.empty()) return;
+  out << "\nSpeculation: candidates accepted by place in a round, of the rounds that verified one there, with 95 % intervals (Wilson);\n"
+         "where the timing of the encoding lets them differ, verification rows against serial rows of the same tokens\n";
+  TextTable table({"mode", "encoding", "executor", "cases", "rounds", "tokens / round", "accepted by place", "held twice", "rewritten", "rows compared",
+                   "argmax flips", "KL max", "other tokens"});
+  for (const AcceptanceSummary& summary : summaries) {
+    std::string places;
+    std::int64_t rounds = 0, other = 0;
+    for (const AcceptanceSummary::Position& place : summary.positions) {
+      rounds += place.rounds;
+      other += place.divergences;
+      if (place.drafted == 0) continue;
+      const Estimate rate = wilson_interval(place.accepted, place.drafted);
+      places += (places.empty() ? "" : ", ") + short_number(100.0 * rate.value, 3) + " % (" + short_number(100.0 * rate.low, 3) + ".." +
+                short_number(100.0 * rate.high, 3) + ")";
+    }
+    const bool compared = summary.divergent_rows > 0;
+    table.add({summary.mode, summary.timing.empty() ? "-" : summary.timing, summary.executor, std::to_string(summary.cases), std::to_string(rounds),
+               short_number(summary.mean_emitted, 3), places.empty() ? "-" : places,
+               summary.doubled_bytes == 0 ? "-" : byte_count(summary.doubled_bytes),
+               summary.rewritten_rows == 0 ? "-" : std::to_string(summary.rewritten_rows),
+               compared ? std::to_string(summary.divergent_rows) : "-", compared ? std::to_string(summary.flips) : "-", short_number(summary.kl_max),
+               compared ? std::to_string(other) : "-"});
+  }
+  table.print(out);
+}
+
 void print_conformance(const Report& report, std::ostream& out) {
   const std::vector<MetricConformance> metrics = metric_conformances(report);
   if (!metrics.empty()) {
@@ -198,6 +229,7 @@ void render_terminal(const Report& report, std::ostream& out) {
   print_failures(report, out);
   print_status(report, out);
   print_conformance(report, out);
+  print_acceptance(report, out);
   print_drift(report, out);
   print_memory(report, out);
   print_time(report, out);

@@ -112,7 +112,7 @@ struct DriftSummaryRow {
   std::string method;  // how the interval was obtained
 };
 
-// Speculation, one row per draft position (position 0: the pending token's own round).
+// Speculation, one row per place in a round: of candidate draft_position + 1, and of the token that a round emits there.
 struct AcceptanceRow {
   std::int64_t draft_position = 0;
   std::int64_t drafted = 0;

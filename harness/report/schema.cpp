@@ -176,9 +176,9 @@ std::span<const Column<AnswerRow>> columns() {
 template <>
 std::span<const Column<AcceptanceRow>> columns() {
   static constexpr Column<AcceptanceRow> list[] = {
-      {"draft_position", "1", "Position in the draft, from 0", &AcceptanceRow::draft_position},
-      {"drafted", "1", "Tokens drafted at this position", &AcceptanceRow::drafted},
-      {"accepted", "1", "Drafted tokens accepted at this position", &AcceptanceRow::accepted},
+      {"draft_position", "1", "Place in a round, from 0: of the first candidate, and of the first token emitted", &AcceptanceRow::draft_position},
+      {"drafted", "1", "Rounds that verified a candidate at this place", &AcceptanceRow::drafted},
+      {"accepted", "1", "Of these, rounds that accepted it and all before it", &AcceptanceRow::accepted},
       {"rounds_emitting_this_many", "1", "Rounds that emitted draft_position + 1 tokens", &AcceptanceRow::rounds_emitting_this_many},
       {"verifier_serial_divergences", "1", "Tokens emitted here that differ from serial execution",
        &AcceptanceRow::verifier_serial_divergences},

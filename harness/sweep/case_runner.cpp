@@ -14,6 +14,7 @@
 #include "harness/io/digest.hpp"
 #include "harness/planner/planner.hpp"
 #include "harness/replay.hpp"
+#include "harness/sweep/acceptance.hpp"
 #include "harness/sweep/conformance_checks.hpp"
 #include "harness/sweep/mode_checks.hpp"
 #include "harness/sweep/plan_divergence.hpp"
@@ -48,6 +49,11 @@ Case with_mode(const Case& value, std::string_view mode) {
 
 // Every legal plan gives the same bits with Q off or serial_aligned (SPEC.md, "Execution modes").
 bool plans_agree(const EffectiveConfig& config) { return !config.q().enabled || config.q().timing == EncodingTiming::serial_aligned; }
+
+bool samples(const Trace& trace) {
+  return std::any_of(trace.requests.begin(), trace.requests.end(),
+                     [](const TraceRequest& request) { return request.temperature != 0.0f && !request.teacher_forced(); });
+}
 
 // What is kept of a dense run: enough for drift.
 RunRecord logits_only(const RunRecord& record) {
@@ -329,7 +335,9 @@ void CaseRunner::judge_or_throw(const Case& value, const Trace& trace, const Com
   if (value.mode == ModeSpec{} && is_dense(value.config)) claim = baselines_.claim(trace.name);
   const EffectiveConfig config = resolve(value);
   const bool disturbed = disturbs(trace);
-  const bool must_equal_serial = value.mode != ModeSpec{} && plans_agree(config) && !disturbed;
+  // Seeded speculation equals serial sampling in distribution, not token by token (S-SAMP-5).
+  const bool sampled = value.mode.speculates() && samples(trace);
+  const bool must_equal_serial = value.mode != ModeSpec{} && plans_agree(config) && !disturbed && !sampled;
   CountingTap tap;
   const bool tapped = options_.repeat_with_taps && must_equal_serial;
   Run actual = run_all_groups(value, trace, tapped ? &tap : nullptr);
@@ -341,7 +349,13 @@ void CaseRunner::judge_or_throw(const Case& value, const Trace& trace, const Com
   bool judged = false;
   // Where something else was cancelled there is nothing to compare the rest with.
   const bool comparable = !disturbed || cancellations_agree(value, trace, actual, row);
-  if (comparable && disturbed && plans_agree(config)) {
+  if (value.mode.speculates()) {
+    const bool other_timing = !plans_agree(config) && !disturbed && !sampled;
+    row.acceptance = acceptance_rows(actual.record, other_timing ? &whole_run(value, trace).record : nullptr);
+  }
+  if (sampled) {
+    row.checks.push_back(skipped_check(kEqualsSerialCheck, "seeded speculation equals serial sampling in distribution, not token by token"));
+  } else if (comparable && disturbed && plans_agree(config)) {
     compare_with_whole(value, trace, actual, row);
   } else if (comparable && (value.mode != ModeSpec{} || disturbed)) {
     if (!must_equal_serial) {

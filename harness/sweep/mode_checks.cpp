@@ -6,6 +6,7 @@
 #include <limits>
 #include <map>
 
+#include "harness/sweep/acceptance.hpp"
 #include "harness/sweep/checks.hpp"
 #include "models/cut_rows.hpp"
 
@@ -42,7 +43,7 @@ PlannedWork planned_work(const Plan& plan, std::size_t requests) {
     work.failures += submission.failure == PlannedFailure::none ? 0 : 1;
     std::map<int, int> chunks;
     for (const WorkItem& item : submission.items) {
-      work.decode_items += item.kind == RowKind::decode ? 1 : 0;
+      work.decode_items += item.kind == RowKind::prefill ? 0 : 1;
       work.several_chunks |= ++chunks[item.request] > 1;
     }
     work.several_requests |= chunks.size() > 1;
@@ -77,7 +78,7 @@ int most_rows_fed(const RunRecord& record) {
   return most;
 }
 
-CheckRow mode_check(const ModeSpec& mode, const Plan& plan, const PlannedWork& work, const RunRecord& record) {
+CheckRow mode_check(const ModeSpec& mode, const Plan& plan, const PlannedWork& work, const Trace& trace, const RunRecord& record) {
   const RunCounters& c = record.counters;
   Evidence evidence;
   const auto submissions = static_cast<std::int64_t>(plan.submissions.size());
@@ -88,6 +89,12 @@ CheckRow mode_check(const ModeSpec& mode, const Plan& plan, const PlannedWork& w
     } else {
       evidence.nothing_to_do("wcpb has nothing to do: no prompt of the trace has two chunks");
     }
+  }
+  if (mode.speculates() && most_rows_fed(record) == 0) {
+    evidence.nothing_to_do("speculation has nothing to do: no request feeds a token");
+  } else if (mode.speculates()) {
+    const std::string fault = rounds_fault(plan, trace, record);
+    evidence.shown(fault.empty(), fault.empty() ? rounds_text(record) : fault);
   }
   if (mode.schedule == "mixed") {
     if (work.several_requests) {
@@ -177,12 +184,13 @@ CheckRow executions_check(const PlannedWork& work, const EffectiveConfig& config
     }
   }
   const RunCounters& c = record.counters;
-  const std::int64_t total = executed + c.discarded_rows;
+  const std::int64_t total = executed + c.discarded_rows + c.rejected_rows;
   // Rows of a cancelled request are in the totals but, past what it kept, in no record.
   const bool agree =
       all_completed ? c.executed_rows == total && c.recomputed_rows == repeated : c.executed_rows >= total && c.recomputed_rows >= repeated;
   const std::string totals = std::to_string(c.executed_rows) + " rows executed, " + std::to_string(c.recomputed_rows) + " of them again, " +
-                             std::to_string(c.discarded_rows) + " discarded";
+                             std::to_string(c.discarded_rows) + " discarded" +
+                             (c.rejected_rows > 0 ? ", " + std::to_string(c.rejected_rows) + " rejected" : "");
   if (!agree) {
     return failed_check(kExecutionsCheck, "the counters say " + totals + "; the requests' own counts are " + std::to_string(executed) +
                                               " and " + std::to_string(repeated) + " of them again");
@@ -204,7 +212,7 @@ std::vector<CheckRow> mode_checks(const ModeSpec& mode, const Plan& plan, const 
     work.ended_early |= record.requests[i].fed < fed_tokens(trace.requests[i]);
   }
   const std::string held = describe(record.held_at_drain);
-  return {mode_check(mode, plan, work, record), executions_check(work, config, record),
+  return {mode_check(mode, plan, work, trace, record), executions_check(work, config, record),
           held.empty() ? passed_check(kDrainCheck, "nothing is held") : failed_check(kDrainCheck, "held at the end: " + held)};
 }
 
@@ -272,12 +280,16 @@ std::string cancellation_fault(const Plan& plan, const EffectiveConfig& config, 
   // Results are read up to `submissions_in_flight` submissions before the cancelling one.
   const auto read = at - plan.submissions.begin() - plan.submissions_in_flight;
   int finished = 0, begun = 0;  // logits rows: after the prompt, then after every decode row
+  int rounds = 0, cycles = 0;   // of a speculating plan
   for (std::ptrdiff_t i = 0; i <= read; ++i) {
     const Submission& submission = plan.submissions[static_cast<std::size_t>(i)];
     if (submission.failure != PlannedFailure::none) continue;
     for (const WorkItem& item : submission.items) {
       if (item.request != index) continue;
       const bool whole_prompt = !plan.handoff && item.kind == RowKind::prefill && item.end == request.prompt_length() && item.loop_last == config.loops();
+      const bool last_loop = item.loop_last == config.loops();
+      rounds += item.kind == RowKind::verify && last_loop ? 1 : 0;
+      cycles += item.kind == RowKind::stage && last_loop ? 1 : 0;
       const int row = item.kind == RowKind::decode ? item.begin - request.prompt_length() + 2 : whole_prompt ? 1 : 0;
       begun = std::max(begun, row);
       if (item.loop_last == config.loops()) finished = std::max(finished, row);
@@ -289,6 +301,9 @@ std::string cancellation_fault(const Plan& plan, const EffectiveConfig& config, 
       if (action.kind == ActionKind::hand_off && action.request == index) begun = std::max(begun, 1), finished = std::max(finished, 1);
     }
   }
+  // A round commits one row at least and all of its rows at most, a cycle of a pipeline one at most and one in as many as it has stages.
+  if (rounds > 0) begun = 1 + rounds * plan.speculation.live_rows(), finished = 1 + rounds;
+  if (cycles > 0) begun = 1 + cycles, finished = 1 + cycles / plan.speculation.live_rows();
   const int possible = static_cast<int>(whole.encoded_frontier.size());
   const int least = std::min(finished, possible), most = std::min(begun, possible);
   const std::string extent = std::to_string(least) + (most > least ? " to " + std::to_string(most) : "") + " of " +

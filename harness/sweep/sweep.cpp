@@ -4,6 +4,7 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <bit>
 #include <exception>
 #include <map>
 #include <memory>
@@ -88,6 +89,8 @@ void add_trace(IdentityHash& hash, const Trace& trace) {
     hash.list(request.forced);
     hash.list(request.exit_depths);
     hash.list(request.answer_mask);
+    hash.number(std::bit_cast<std::int32_t>(request.temperature));
+    hash.list(request.draft_tokens);
   }
   hash.number(static_cast<std::int64_t>(trace.events.size()));
   for (const TraceEvent& event : trace.events) {

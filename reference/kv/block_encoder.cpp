@@ -2,6 +2,7 @@
 #include "reference/kv/block_encoder.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 #include "models/error.hpp"
 #include "reference/numeric/bfloat16.hpp"
@@ -68,17 +69,46 @@ class HeadEncoder {
   }
 
   void reconstruct_present(const std::uint8_t* codes, const float* min, const float* scale, Fault fault) {
-    for (int i = 0; i < static_cast<int>(rows_.size()); ++i) {
-      const int position = rows_[static_cast<std::size_t>(i)];
-      Real* out = planes_.reconstructed(tensor_, layer_, loop_, head_, position);
-      const Real* base = loop_ == 1 ? nullptr : planes_.reconstructed(tensor_, layer_, loop_ - 1, head_, position);
+    for (int i = 0; i < static_cast<int>(rows_.size()); ++i) reconstruct_row(i, codes, min, scale, fault);
+  }
+
+  void reconstruct_row(int i, const std::uint8_t* codes, const float* min, const float* scale, Fault fault) {
+    const int position = rows_[static_cast<std::size_t>(i)];
+    Real* out = planes_.reconstructed(tensor_, layer_, loop_, head_, position);
+    const Real* base = loop_ == 1 ? nullptr : planes_.reconstructed(tensor_, layer_, loop_ - 1, head_, position);
+    for (int d = 0; d < head_dim_; ++d) {
+      const int p = parameter_index(i, d);
+      const Real decoded = decode_value<Real>(codes[i * head_dim_ + d], min[p], scale[p]);
+      out[d] = base == nullptr ? decoded : base[d] + decoded;
+      if (fault == Fault::reconstruction_in_bfloat16) out[d] = static_cast<Real>(round_to_bfloat16(static_cast<float>(out[d])));
+    }
+  }
+
+  // Compact row i under the parameters that its K groups have, V under parameters of its own. Returns the index of the first group outside
+  // the range, or -1.
+  int encode_row_again(int i, std::uint8_t* codes, float* min, float* scale) {
+    const int position = rows_[static_cast<std::size_t>(i)];
+    const Real* x = planes_.exact(tensor_, layer_, loop_, head_, position);
+    const Real* base = loop_ == 1 ? nullptr : planes_.reconstructed(tensor_, layer_, loop_ - 1, head_, position);
+    std::vector<Real> target(x, x + head_dim_);
+    for (int d = 0; d < head_dim_ && base != nullptr; ++d) target[static_cast<std::size_t>(d)] = x[d] - base[d];
+    std::uint8_t* row = codes + static_cast<std::ptrdiff_t>(i) * head_dim_;
+    if (tensor_ == KvTensor::key) {
       for (int d = 0; d < head_dim_; ++d) {
         const int p = parameter_index(i, d);
-        const Real decoded = decode_value<Real>(codes[i * head_dim_ + d], min[p], scale[p]);
-        out[d] = base == nullptr ? decoded : base[d] + decoded;
-        if (fault == Fault::reconstruction_in_bfloat16) out[d] = static_cast<Real>(round_to_bfloat16(static_cast<float>(out[d])));
+        if (!std::isfinite(target[static_cast<std::size_t>(d)])) return p;
+        row[d] = encode_stored<Real>(target[static_cast<std::size_t>(d)], min[p], scale[p]);
       }
+      return -1;
     }
+    for (int begin = 0; begin < head_dim_; begin += kGroupSize) {
+      const auto group = encode_group(target.data() + begin, 1, std::min(kGroupSize, head_dim_ - begin), row + begin);
+      const int p = parameter_index(i, begin);
+      if (!group.valid) return p;
+      min[p] = static_cast<float>(group.min16);
+      scale[p] = static_cast<float>(group.scale16);
+    }
+    return -1;
   }
 
   // A row absent from the stream inherits the reconstruction of the previous loop.
@@ -173,8 +203,38 @@ void reconstruct_stream(KvPlanes<Real>& planes, const ModelConfig& model, Positi
   }
 }
 
+template <class Real>
+void encode_rows_again(KvPlanes<Real>& planes, const ModelConfig& model, int loop, CodecStream& stream, PositionRange positions,
+                       const std::string& where) {
+  for (int layer = 0; layer < model.layers; ++layer) {
+    CodecLayer& codec = stream.layers.at(static_cast<std::size_t>(layer));
+    for (const KvTensor tensor : {KvTensor::key, KvTensor::value}) {
+      const bool is_key = tensor == KvTensor::key;
+      auto& codes = is_key ? codec.k_codes : codec.v_codes;
+      auto &min = is_key ? codec.k_min : codec.v_min, &scale = is_key ? codec.k_scale : codec.v_scale;
+      for (int head = 0; head < model.heads; ++head) {
+        HeadEncoder<Real> encoder(planes, model, loop, layer, tensor, head, stream.rows);
+        for (int position = positions.begin; position < positions.end; ++position) {
+          const auto found = std::lower_bound(stream.rows.begin(), stream.rows.end(), position);
+          if (found == stream.rows.end() || *found != position) throw InternalError(where + ": a row to be encoded again is not in its stream");
+          const int row = static_cast<int>(found - stream.rows.begin());
+          const int bad = encoder.encode_row_again(row, codes.row(head).data(), min.row(head).data(), scale.row(head).data());
+          if (bad >= 0) {
+            throw NumericError(where + ": a value of tensor " + (is_key ? "K" : "V") + ", loop " + std::to_string(loop) + ", layer " +
+                               std::to_string(layer) + ", head " + std::to_string(head) + ", position " + std::to_string(position) + ", group " +
+                               std::to_string(bad) + " is not finite or its minimum or scale overflows FP16");
+          }
+          encoder.reconstruct_row(row, codes.row(head).data(), min.row(head).data(), scale.row(head).data(), Fault::none);
+        }
+      }
+    }
+  }
+}
+
 template void reconstruct_stream<float>(KvPlanes<float>&, const ModelConfig&, PositionRange, int, const CodecStream&, Fault);
 template void reconstruct_stream<double>(KvPlanes<double>&, const ModelConfig&, PositionRange, int, const CodecStream&, Fault);
+template void encode_rows_again<float>(KvPlanes<float>&, const ModelConfig&, int, CodecStream&, PositionRange, const std::string&);
+template void encode_rows_again<double>(KvPlanes<double>&, const ModelConfig&, int, CodecStream&, PositionRange, const std::string&);
 template void encode_stream<float>(KvPlanes<float>&, const ModelConfig&, PositionRange, int, CodecStream&, Fault, const std::string&);
 template void encode_stream<double>(KvPlanes<double>&, const ModelConfig&, PositionRange, int, CodecStream&, Fault, const std::string&);
 

@@ -26,4 +26,10 @@ template <class Real>
 void reconstruct_stream(KvPlanes<Real>& planes, const ModelConfig& model, PositionRange block, int loop, const CodecStream& stream,
                         Fault fault);
 
+// Rows of `positions` that stand in a sealed block in place of others are encoded into it (S-SPEC-9): K with the stored parameters of its
+// groups, V, whose groups are one row each, anew. Their reconstruction follows. Streams of a block are encoded in loop order.
+template <class Real>
+void encode_rows_again(KvPlanes<Real>& planes, const ModelConfig& model, int loop, CodecStream& stream, PositionRange positions,
+                       const std::string& where);
+
 }  // namespace loopgauge::reference

@@ -47,6 +47,13 @@ GroupCode<Real> encode_group(const Real* values, std::ptrdiff_t stride, int coun
   return group;
 }
 
+// The code of a value under stored parameters (S-SPEC-9). Not of a value that is not finite.
+template <class Real>
+std::uint8_t encode_stored(Real x, Real min16, Real scale16) {
+  const Real code = scale16 == 0 ? Real{0} : std::rint((x - min16) / scale16);
+  return static_cast<std::uint8_t>(std::clamp(code, Real{0}, Real{15}));
+}
+
 // fp32(code) * scale16 + min16. The product of a 4-bit code and an FP16 value is exact, so fusing the addition gives the same bits.
 template <class Real>
 Real decode_value(std::uint8_t code, Real min16, Real scale16) {

@@ -10,6 +10,7 @@
 #include "reference/run/observation.hpp"
 #include "reference/run/request_life.hpp"
 #include "reference/run/snapshot.hpp"
+#include "reference/run/speculation.hpp"
 
 namespace loopgauge::reference {
 namespace {
@@ -43,6 +44,7 @@ void rewind(RunContext<P>& run, RequestState<P>& s) {
     // Under `streaming` blocks are windows: those from here on hold a part of their streams.
     while (!h.blocks.empty() && h.blocks.back().positions.begin >= range.begin) h.blocks.pop_back();
   }
+  give_up_rows(run, s);
   if (h.row.position < 0 || h.row.finished) return;
   retire_reference(run, s);
   h.kv.poison({h.row.position, h.row.position + 1}, 1);

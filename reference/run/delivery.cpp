@@ -8,6 +8,7 @@
 #include "reference/run/observation.hpp"
 #include "reference/run/request_life.hpp"
 #include "reference/run/snapshot.hpp"
+#include "reference/run/speculation.hpp"
 
 namespace loopgauge::reference {
 namespace {
@@ -46,6 +47,7 @@ void deliver(RunContext<P>& run, RequestState<P>& s, RowResult<typename P::Real>
     record.exit_depths.push_back(static_cast<std::uint8_t>(result.depth));
     record.keys.push_back(std::move(result.keys));
   }
+  if (result.round) record.rounds.push_back(*result.round);
   bool sequence_ends = record.fed == fed_tokens(request);
   if (!request.teacher_forced() && static_cast<int>(record.tokens.size()) < request.max_new_tokens) {
     record.tokens.push_back(result.token);
@@ -61,7 +63,10 @@ void deliver(RunContext<P>& run, RequestState<P>& s, RowResult<typename P::Real>
 
 template <class P>
 void release(RunContext<P>& run, RequestState<P>& s) {
-  if (s.held != nullptr) retire_reference(run, s);
+  if (s.held != nullptr) {
+    retire_reference(run, s);
+    give_up_rows(run, s);
+  }
   s.held.reset();
   s.snapshot.clear();
 }

@@ -33,7 +33,8 @@ int visible_frontier(const RunContext<P>& run, const RequestState<P>& s, int pos
   const auto& q = run.config.q();
   if (!q.enabled) return 0;
   if (kind == RowKind::prefill) return q.policy == EncodingPolicy::streaming ? position / run.config.window() * run.config.window() : 0;
-  return q.timing == EncodingTiming::serial_aligned ? frontier_rule(run, s, position) : s.held->encoded;
+  if (run.planted(Fault::candidate_sealed)) return s.held->encoded;
+  return q.timing == EncodingTiming::serial_aligned ? frontier_rule(run, s, position) : std::min(s.held->encoded, s.held->unreadable);
 }
 
 template <class P>
@@ -56,6 +57,22 @@ void encode_window_loop(const RunContext<P>& run, RequestState<P>& s, int window
 }
 
 template <class P>
+void encode_again(RunContext<P>& run, RequestState<P>& s, int end) {
+  RequestStorage<P>& h = *s.held;
+  const PositionRange rows{h.unreadable, std::min(end, h.encoded)};
+  if (rows.begin >= rows.end) return;
+  for (CodecBlock& block : h.blocks) {
+    const PositionRange part{std::max(rows.begin, block.positions.begin), std::min(rows.end, block.positions.end)};
+    if (part.begin >= part.end) continue;
+    for (int loop = 1; loop <= run.config.loops(); ++loop) {
+      encode_rows_again<typename P::Real>(h.kv, run.model, loop, block.streams[static_cast<std::size_t>(loop - 1)], part, name(s));
+    }
+  }
+  run.counters.rewritten_rows += rows.size();
+  h.unreadable = rows.end < h.encoded ? rows.end : kNoPosition;
+}
+
+template <class P>
 void drop_blocks_beyond(RequestState<P>& s, int frontier) {
   RequestStorage<P>& h = *s.held;
   while (!h.blocks.empty() && h.blocks.back().positions.end > frontier) h.blocks.pop_back();
@@ -67,6 +84,7 @@ void drop_blocks_beyond(RequestState<P>& s, int frontier) {
   template int visible_frontier<P>(const RunContext<P>&, const RequestState<P>&, int, RowKind); \
   template void encode_to<P>(const RunContext<P>&, RequestState<P>&, int);                      \
   template void encode_window_loop<P>(const RunContext<P>&, RequestState<P>&, int, int);        \
+  template void encode_again<P>(RunContext<P>&, RequestState<P>&, int);                         \
   template void drop_blocks_beyond<P>(RequestState<P>&, int);
 LOOPGAUGE_FOR_EACH_PROFILE(LOOPGAUGE_INSTANTIATE)
 #undef LOOPGAUGE_INSTANTIATE

@@ -23,6 +23,10 @@ void encode_to(const RunContext<P>& run, RequestState<P>& s, int frontier);
 template <class P>
 void encode_window_loop(const RunContext<P>& run, RequestState<P>& s, int window, int loop);
 
+// Rows below `end` that stand in a sealed block in place of rejected ones are encoded again (S-SPEC-9).
+template <class P>
+void encode_again(RunContext<P>& run, RequestState<P>& s, int end);
+
 // Lets go of blocks beyond `frontier`: of rows that prove to lie past the end of the sequence.
 template <class P>
 void drop_blocks_beyond(RequestState<P>& s, int frontier);

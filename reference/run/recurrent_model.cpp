@@ -53,7 +53,7 @@ template <class P>
 void observe_reference(const RunContext<P>& run, RequestState<P>& s, int position, int layer,
                        const AttentionReference<typename P::Real>& reference) {
   using Real = typename P::Real;
-  StepKeys& step = s.row_keys;
+  StepKeys& step = s.row_keys[position];
   const std::int64_t k = budget(run.config.s().key_fraction_bp, position + 1);
   Tensor<std::int32_t> keys({run.model.heads, k});
   if (step.mass.empty()) step.mass = Tensor<float>({run.model.layers, run.model.heads});
@@ -74,11 +74,12 @@ void observe_reference(const RunContext<P>& run, RequestState<P>& s, int positio
 
 // The reference that loops 3 and 4 correct against, or null where the row has none. Stale state is never read (S-SDA-10).
 template <class P>
-AttentionReference<typename P::Real>* reference_of(RunContext<P>& run, RequestState<P>& s, int loop) {
+AttentionReference<typename P::Real>* reference_of(RunContext<P>& run, RequestState<P>& s, int position, int loop) {
   using State = typename AttentionReference<typename P::Real>::State;
-  const DecodeRow<P>& row = s.held->row;
+  const DecodeRow<P>& row = decode_row(s, position);
   if (row.reference < 0) return nullptr;
   AttentionReference<typename P::Real>& reference = run.references.at(row.reference);
+  if (const auto stale = s.held->stale_references.find(position); loop >= 3 && stale != s.held->stale_references.end()) return &stale->second;
   const bool own = reference.belongs_to(s.generation, row.incarnation);
   if (loop == 2 || (own && reference.state == State::reusable)) return &reference;
   if (!run.planted(Fault::slot_reused_early) && !run.planted(Fault::resume_without_reference)) {
@@ -110,6 +111,7 @@ void write_slots(RunContext<P>& run, RequestState<P>& s, int layer, int loop, Ro
     s.held->kv.write_row(KvTensor::key, to_layer, to_loop, position, k);
     s.held->kv.write_row(KvTensor::value, to_layer, to_loop, position, v);
   };
+  if (loop == 3 && s.held->stale_rows.contains(position)) return;
   write(layer, loop);
   if (kind != RowKind::decode || run.planted(Fault::loop_off_by_one)) return;
   if (const std::pair<int, int> read = slot_read(run, layer, loop); read != std::pair(layer, loop)) write(read.first, read.second);
@@ -123,7 +125,7 @@ void attend_decode_row(RunContext<P>& run, RequestState<P>& s, int position, int
   using Reference = AttentionReference<Real>;
   const ModelConfig& model = run.model;
   const int frontier = visible_frontier(run, s, position, RowKind::decode), head_dim = model.head_dim;
-  Reference* const slot = run.config.s().enabled && loop >= 2 ? reference_of(run, s, loop) : nullptr;
+  Reference* const slot = run.config.s().enabled && loop >= 2 ? reference_of(run, s, position, loop) : nullptr;
   if (run.config.s().enabled && loop >= 2 && slot == nullptr)
     throw InternalError(name(s) + ": a row without a slot for its attention reference");
   std::vector<std::string> errors(static_cast<std::size_t>(model.heads));
@@ -205,13 +207,15 @@ void run_rows(RunContext<P>& run, RequestState<P>& s, std::span<const int> posit
   if (loop == 1) {
     std::vector<std::int32_t> tokens;
     for (const int p : positions)
-      tokens.push_back(kind == RowKind::prefill ? s.request->prompt[static_cast<std::size_t>(p)] : s.held->row.token);
+      tokens.push_back(kind == RowKind::prefill ? s.request->prompt[static_cast<std::size_t>(p)] : decode_row(s, p).token);
     embedding<Real>(tokens, run.weights.embed_tokens, x);
     run.tap("embedding", s, 0, -1, positions, x);
   } else {
     x.resize(static_cast<std::ptrdiff_t>(positions.size()), run.model.hidden);
     for (std::size_t t = 0; t < positions.size(); ++t) {
-      std::copy_n(hidden_row(run, s, loop - 1, positions[t]), run.model.hidden, x.row(static_cast<std::ptrdiff_t>(t)).data());
+      const bool shared = run.planted(Fault::draft_hidden_shared) && kind == RowKind::decode && loop == run.options.speculation.draft_depth + 1;
+      const int position = shared ? positions.back() : positions[t];
+      std::copy_n(hidden_row(run, s, loop - 1, position), run.model.hidden, x.row(static_cast<std::ptrdiff_t>(t)).data());
     }
   }
 
@@ -284,10 +288,16 @@ void run_rows(RunContext<P>& run, RequestState<P>& s, std::span<const int> posit
     const std::size_t position = static_cast<std::size_t>(positions[t]);
     std::copy_n(x.row(static_cast<std::ptrdiff_t>(t)).data(), run.model.hidden, hidden_row(run, s, loop, positions[t]));
     s.held->executed_loops[position] = static_cast<std::uint8_t>(loop);
-    std::uint8_t& executions = s.record.executions.at(position * kLoops + static_cast<std::size_t>(loop - 1));
-    if (executions < std::numeric_limits<std::uint8_t>::max()) ++executions;
     ++run.counters.executed_rows;
+    if (kind == RowKind::decode && run.speculates()) continue;  // counted when it is committed, or given up
+    count_execution(s, positions[t], loop);
   }
+}
+
+template <class P>
+void count_execution(RequestState<P>& s, int position, int loop) {
+  std::uint8_t& executions = s.record.executions.at(static_cast<std::size_t>(position * kLoops + loop - 1));
+  if (executions < std::numeric_limits<std::uint8_t>::max()) ++executions;
 }
 
 template <class P>
@@ -337,6 +347,7 @@ std::vector<typename P::Real> logits_of(const RunContext<P>& run, RequestState<P
 
 #define LOOPGAUGE_INSTANTIATE(P)                                                                        \
   template void run_rows<P>(RunContext<P>&, RequestState<P>&, std::span<const int>, int, RowKind, int); \
+  template void count_execution<P>(RequestState<P>&, int, int);                                         \
   template P::Real gate_of<P>(const RunContext<P>&, RequestState<P>&, int, int);                        \
   template std::vector<P::Real> logits_of<P>(const RunContext<P>&, RequestState<P>&, int, int);
 LOOPGAUGE_FOR_EACH_PROFILE(LOOPGAUGE_INSTANTIATE)

@@ -19,6 +19,10 @@ inline constexpr int kAllLayers = std::numeric_limits<int>::max();
 template <class P>
 void run_rows(RunContext<P>& run, RequestState<P>& s, std::span<const int> positions, int loop, RowKind kind, int layers = kAllLayers);
 
+// In the request's record.
+template <class P>
+void count_execution(RequestState<P>& s, int position, int loop);
+
 // S-GATE-1 of H[loop].
 template <class P>
 typename P::Real gate_of(const RunContext<P>& run, RequestState<P>& s, int loop, int position);

@@ -6,12 +6,13 @@
 #include <limits>
 
 #include "models/error.hpp"
-#include "reference/ops/head_argmax.hpp"
 #include "reference/ops/rms_norm.hpp"
 #include "reference/ops/token_selection.hpp"
 #include "reference/run/encoding.hpp"
 #include "reference/run/observation.hpp"
 #include "reference/run/recurrent_model.hpp"
+#include "reference/run/speculation.hpp"
+#include "reference/run/token_choice.hpp"
 
 namespace loopgauge::reference {
 namespace {
@@ -94,20 +95,12 @@ std::vector<int> active_rows(const RequestState<P>& s, int window, int loop, Pos
   return positions;
 }
 
-// The row's logits and the token that they choose go into the submission's ticket; a free run feeds the token where it was computed.
+// Of a row that nothing can undo: its logits choose the next token.
 template <class P>
-void emit(RunContext<P>& run, RequestState<P>& s, int position, int depth) {
-  RowResult<typename P::Real> result;
-  result.request = s.index;
-  result.generation = s.generation;
-  result.position = position;
-  result.depth = depth;
-  result.logits = logits_of(run, s, depth, position);
-  result.token = argmax(std::span<const typename P::Real>(result.logits));
-  result.keys = std::move(s.row_keys);
-  s.row_keys = {};
-  if (!s.request->teacher_forced()) s.held->tokens.push_back(result.token);
-  run.ticket.results.push_back(std::move(result));
+void emit_chosen(RunContext<P>& run, RequestState<P>& s, int position, int depth) {
+  std::vector<typename P::Real> logits = logits_of(run, s, depth, position);
+  const std::int32_t token = choose_token<P>(*s.request, position + 1, logits).token;
+  emit(run, s, position, depth, std::move(logits), token);
 }
 
 template <class P>
@@ -119,7 +112,7 @@ void complete_prompt(RunContext<P>& run, RequestState<P>& s) {
     s.held->final_hidden.assign(row, row + run.model.hidden);
     return;
   }
-  emit(run, s, s.prompt_length - 1, run.config.loops());
+  emit_chosen(run, s, s.prompt_length - 1, run.config.loops());
 }
 
 template <class P>
@@ -168,7 +161,7 @@ void begin_row(RunContext<P>& run, RequestState<P>& s, int position) {
     row.depth_given = true;
   }
   h.row = std::move(row);
-  s.row_keys = {};
+  s.row_keys.clear();
 }
 
 // The exit rule's verdict after a loop: the last loop of the row as far as it is known (S-EXIT-2..4).
@@ -203,7 +196,7 @@ void finish_row(RunContext<P>& run, RequestState<P>& s) {
   observe_position(run, s, position);
   // What later rows see encoded under `serial_aligned` does not wait for the commit. Blocks of rows past the end are dropped with them.
   if (run.config.q().timing == EncodingTiming::serial_aligned) encode_to(run, s, frontier_rule(run, s, position + 1));
-  emit(run, s, position, depth);
+  emit_chosen(run, s, position, depth);
   commit_known_rows(run, s);
 }
 
@@ -266,12 +259,33 @@ void begin_request(RunContext<P>& run, RequestState<P>& s) {
 template <class P>
 bool is_work(const RequestState<P>& s, const WorkItem& item) {
   if (s.phase == RequestState<P>::Phase::ended || !s.late_error.empty()) return false;
+  if (item.kind != RowKind::prefill && item.kind != RowKind::decode) return is_speculative_work(s, item);
   return item.kind == RowKind::prefill || s.held == nullptr || item.begin - s.prompt_length >= s.held->rows_finished;
 }
 
 template <class P>
 void emit_prompt(RunContext<P>& run, RequestState<P>& s) {
-  emit(run, s, s.prompt_length - 1, run.config.loops());
+  emit_chosen(run, s, s.prompt_length - 1, run.config.loops());
+}
+
+template <class P>
+void emit(RunContext<P>& run, RequestState<P>& s, int position, int depth, std::vector<typename P::Real> logits, std::int32_t token) {
+  RowResult<typename P::Real> result;
+  result.request = s.index;
+  result.generation = s.generation;
+  result.position = position;
+  result.depth = depth;
+  result.logits = std::move(logits);
+  result.token = token;
+  if (const auto keys = s.row_keys.find(position); keys != s.row_keys.end()) {
+    result.keys = std::move(keys->second);
+    s.row_keys.erase(keys);
+  }
+  if (!s.request->teacher_forced()) {
+    s.held->tokens.push_back(token);
+    s.held->ended |= token == s.request->eos_token_id;
+  }
+  run.ticket.results.push_back(std::move(result));
 }
 
 template <class P>
@@ -292,8 +306,10 @@ template <class P>
 void advance(RunContext<P>& run, RequestState<P>& s, const WorkItem& item) {
   if (item.kind == RowKind::prefill)
     prefill(run, s, item);
-  else
+  else if (item.kind == RowKind::decode)
     decode(run, s, item);
+  else
+    speculate(run, s, item);
 }
 
 template <class P>
@@ -325,6 +341,7 @@ void break_off(RunContext<P>& run, RequestState<P>& s, const WorkItem& item) {
     h.kv.poison({item.begin, item.end}, loop);
     return;
   }
+  if (item.kind != RowKind::prefill) return break_off_speculation(run, s, item, layers);
   const int window = item.begin / run.config.window();
   const PositionRange range = window_range(window, s.prompt_length, run.config.window());
   if (item.begin == range.begin) begin_window_loop(run, s, window, loop);
@@ -342,7 +359,7 @@ void commit_known_rows(RunContext<P>& run, RequestState<P>& s) {
   if (s.held == nullptr) return;  // a preempted request commits when it is back
   RequestStorage<P>& h = *s.held;
   while (h.committed >= s.prompt_length && h.committed < s.prompt_length + h.rows_finished &&
-         token_is_known(s, h.committed - s.prompt_length)) {
+         (run.speculates() || token_is_known(s, h.committed - s.prompt_length))) {
     if (run.config.s().enabled && h.executed_loops[static_cast<std::size_t>(h.committed)] == 2) ++run.counters.unused_statistics_rows;
     ++h.committed;
     encode_to(run, s, frontier_rule(run, s, h.committed));
@@ -356,6 +373,7 @@ void commit_known_rows(RunContext<P>& run, RequestState<P>& s) {
   template void advance<P>(RunContext<P>&, RequestState<P>&, const WorkItem&);   \
   template bool is_work<P>(const RequestState<P>&, const WorkItem&);             \
   template void emit_prompt<P>(RunContext<P>&, RequestState<P>&);                \
+  template void emit<P>(RunContext<P>&, RequestState<P>&, int, int, std::vector<P::Real>, std::int32_t); \
   template bool token_is_known<P>(const RequestState<P>&, int);                  \
   template void retire_reference<P>(RunContext<P>&, RequestState<P>&);           \
   template void break_off<P>(RunContext<P>&, RequestState<P>&, const WorkItem&); \

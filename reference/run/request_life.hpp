@@ -30,6 +30,10 @@ bool is_work(const RequestState<P>& s, const WorkItem& item);
 template <class P>
 void emit_prompt(RunContext<P>& run, RequestState<P>& s);
 
+// A decode row's logits and the token that they choose go into the submission's ticket; a free run feeds the token where it was computed.
+template <class P>
+void emit(RunContext<P>& run, RequestState<P>& s, int position, int depth, std::vector<typename P::Real> logits, std::int32_t token);
+
 // Whether the token that decode row `step` is fed is known to be no end of the sequence, and none lies before it.
 template <class P>
 bool token_is_known(const RequestState<P>& s, int step);

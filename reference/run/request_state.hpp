@@ -8,6 +8,7 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "reference/kv/kv_planes.hpp"
 #include "reference/ops/exit_gate.hpp"
 #include "reference/ops/matrix.hpp"
+#include "reference/run/attention_references.hpp"
 #include "reference/run/prefix_store.hpp"
 
 namespace loopgauge::reference {
@@ -36,7 +38,7 @@ struct WindowState {
   }
 };
 
-// The decode row that is on its way through the loops, or the last one that finished.
+// A decode row on its way through the loops, or the last one that finished.
 template <class P>
 struct DecodeRow {
   using Real = typename P::Real;
@@ -51,7 +53,10 @@ struct DecodeRow {
   int reference = -1;                            // slot of the run's pool from loop 2 to the row's last loop, otherwise -1
   bool reference_given_away = false;             // by Fault::slot_reused_early
   std::array<std::vector<Real>, kLoops> hidden;  // H[r]
+  std::vector<Real> draft;                       // speculation with sampling: the distribution that its token was drawn from
 };
+
+inline constexpr int kNoPosition = std::numeric_limits<int>::max();
 
 template <class P>
 struct RequestStorage {
@@ -69,8 +74,13 @@ struct RequestStorage {
   int incarnations = 0;
   DecodeRow<P> row;
   std::vector<Real> final_hidden;         // H of the last loop at the last prompt position, of a prompt that was handed over or will be
+  std::vector<DecodeRow<P>> live;         // speculative rows at consecutive positions from the first that is not committed
+  bool ended = false;                     // of a free run: the end of the sequence has been emitted, read or not
+  int unreadable = kNoPosition;           // sealed positions from here on are read as BF16 until they are encoded again (S-SPEC-9)
   std::vector<PrefixLease<Real>> leases;  // of published windows, until the request lets go of its storage
   bool token_lost = false;                // by Fault::resume_without_token
+  std::map<int, AttentionReference<Real>> stale_references;  // by position, of Fault::stale_reference_at_position
+  std::set<int> stale_rows;                                  // positions whose plane of loop 3 Fault::plane_not_truncated has left
 
   RequestStorage(const ModelConfig& model, int capacity, int windows_of_prompt, bool quantized)
       : kv(model, capacity, quantized),
@@ -91,7 +101,7 @@ struct RequestState {
   bool dirty = false;                       // a failed submission touched it: nothing runs until a rewind
   std::unique_ptr<RequestStorage<P>> held;  // live requests only
   std::vector<std::byte> snapshot;          // preempted requests only
-  StepKeys row_keys;                        // observed of the row on its way
+  std::map<int, StepKeys> row_keys;         // observed of the rows on their way, by position
   std::string late_error;                   // of a row that may prove to lie past the end of the sequence
   int late_error_step = 0;                  // the row counts from the first after the prompt
   RequestRecord record;                     // filled as results are read

@@ -2,6 +2,7 @@
 #include "reference/run/run.hpp"
 
 #include <algorithm>
+#include <set>
 
 #include "models/error.hpp"
 #include "reference/ops/token_selection.hpp"
@@ -9,6 +10,7 @@
 #include "reference/run/delivery.hpp"
 #include "reference/run/observation.hpp"
 #include "reference/run/request_life.hpp"
+#include "reference/run/speculation.hpp"
 
 namespace loopgauge::reference {
 template <class P>
@@ -97,7 +99,12 @@ void Run<P>::run_items(const Submission& submission) {
     return;
   }
   if (context_.planted(Fault::scores_across_requests)) pool_selections(work);
-  for (const WorkItem* item : work) advance(context_, request(item->request), *item);
+  std::set<int> pipelines;
+  for (const WorkItem* item : work) {
+    advance(context_, request(item->request), *item);
+    if (item->kind == RowKind::stage) pipelines.insert(item->request);
+  }
+  for (const int index : pipelines) settle_pipeline(context_, request(index));
 }
 
 // Fault::scores_across_requests: the windows that begin a loop in this submission share one ranking and one budget, whoever they belong to.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <limits>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -29,6 +30,7 @@ struct RowResult {
   std::int32_t token = 0;  // the greedy one
   std::vector<Real> logits;
   StepKeys keys;
+  std::optional<SpeculationRound> round = {};  // that ends with this result
 };
 
 // What one submission leaves to be read.
@@ -58,6 +60,7 @@ struct RunContext {
   RunCounters counters;
   std::map<std::pair<int, int>, std::vector<int>> pooled_selection;  // Fault::scores_across_requests: (request, window) -> active rows
 
+  bool speculates() const { return options.speculation.kind != SpeculationKind::none; }
   bool planted(Fault fault) const { return options.fault == fault; }
 
   // One row of an operation goes to the observer.
@@ -85,13 +88,20 @@ std::string name(const RequestState<P>& s) {
   return "request " + std::to_string(s.index);
 }
 
-// H[loop] of a row that is on its way: of an unfinished window or of the decode row. Of a prompt that was handed over it is the last row's H of
+// The decode row on its way at `position`.
+template <class P>
+DecodeRow<P>& decode_row(RequestState<P>& s, int position) {
+  auto& live = s.held->live;
+  return live.empty() ? s.held->row : live.at(static_cast<std::size_t>(position - live.front().position));
+}
+
+// H[loop] of a row that is on its way: of an unfinished window or of a decode row. Of a prompt that was handed over it is the last row's H of
 // the last loop. [hidden]
 template <class P>
 typename P::Real* hidden_row(const RunContext<P>& run, RequestState<P>& s, int loop, int position) {
   const std::size_t r = static_cast<std::size_t>(loop - 1);
   if (position >= s.prompt_length) {
-    auto& row = s.held->row.hidden[r];
+    auto& row = decode_row(s, position).hidden[r];
     if (row.empty()) row.assign(static_cast<std::size_t>(run.model.hidden), std::numeric_limits<typename P::Real>::quiet_NaN());
     return row.data();
   }

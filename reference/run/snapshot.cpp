@@ -10,6 +10,7 @@
 #include "models/sha256.hpp"
 #include "reference/run/delivery.hpp"
 #include "reference/run/request_life.hpp"
+#include "reference/run/speculation.hpp"
 
 namespace loopgauge::reference {
 namespace {
@@ -179,7 +180,7 @@ std::vector<std::byte> payload_of(RunContext<P>& run, RequestStorage<P>& h) {
   for (const auto& [index, window] : h.windows) out(index), window_fields(out, window);
   out(static_cast<std::uint64_t>(h.blocks.size()));
   for (const CodecBlock& block : h.blocks) block_fields(out, block);
-  out(h.encoded), out(h.committed), out(h.tokens), out(h.rows_finished), out(h.incarnations);
+  out(h.encoded), out(h.unreadable), out(h.committed), out(h.tokens), out(h.rows_finished), out(h.incarnations), out(h.ended);
   row_fields(out, h.row);
   out(h.row.hazard.survival());
   const bool has_reference = h.row.reference >= 0;
@@ -214,7 +215,7 @@ void read_payload(RunContext<P>& run, RequestState<P>& s, std::span<const std::b
   in(count);
   h.blocks.resize(static_cast<std::size_t>(count));
   for (CodecBlock& block : h.blocks) block_fields(in, block);
-  in(h.encoded), in(h.committed), in(h.tokens), in(h.rows_finished), in(h.incarnations);
+  in(h.encoded), in(h.unreadable), in(h.committed), in(h.tokens), in(h.rows_finished), in(h.incarnations), in(h.ended);
   row_fields(in, h.row);
   Real survival = 1;
   in(survival);
@@ -292,6 +293,7 @@ SnapshotIdentity snapshot_identity(const RunContext<P>& run, const RequestState<
 
 template <class P>
 void preempt(RunContext<P>& run, RequestState<P>& s) {
+  give_up_rows(run, s);
   std::vector<std::byte> snapshot = seal_snapshot(snapshot_identity(run, s), payload_of(run, *s.held));
   run.counters.snapshot_bytes += static_cast<std::int64_t>(snapshot.size());
   ++run.counters.preemptions;

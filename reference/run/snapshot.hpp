@@ -11,7 +11,7 @@
 
 namespace loopgauge::reference {
 
-inline constexpr std::uint32_t kSnapshotVersion = 1;
+inline constexpr std::uint32_t kSnapshotVersion = 2;
 
 // What a snapshot must fit to be restored.
 struct SnapshotIdentity {

@@ -39,12 +39,25 @@ TEST(Audit, ConsistentFreeRunHasNoFindings) {
   EXPECT_TRUE(result.clean()) << texts(result);
 }
 
-TEST(Audit, EveryRuleIsAppliedToOneOfTheTwoRecords) {
+// So cold that the largest logit has all the mass.
+HandMade make_sampled_run() {
+  HandMade made = make_hand_made_free_run();
+  made.trace.requests[0].temperature = kLeastTemperature;
+  return made;
+}
+
+TEST(Audit, ConsistentSampledRunHasNoFindings) {
+  const AuditResult result = audit_of(make_sampled_run());
+  EXPECT_TRUE(result.clean()) << texts(result);
+}
+
+TEST(Audit, EveryRuleIsAppliedToOneOfTheThreeRecords) {
   const AuditResult on = audit_of(make_hand_made_record());
   const AuditResult off = audit_of(make_hand_made_free_run());
+  const AuditResult sampled = audit_of(make_sampled_run());
   ASSERT_EQ(on.coverage.size(), audit_rules().size());
   for (std::size_t i = 0; i < on.coverage.size(); ++i) {
-    EXPECT_GT(on.coverage[i].checks + off.coverage[i].checks, 0) << on.coverage[i].rule;
+    EXPECT_GT(on.coverage[i].checks + off.coverage[i].checks + sampled.coverage[i].checks, 0) << on.coverage[i].rule;
   }
 }
 
@@ -165,6 +178,11 @@ const std::vector<Violation>& forced_violations() {
 const std::vector<Violation>& free_violations() {
   static const std::vector<Violation> list{
       {"greedy_token", [](HandMade& m) { request(m).tokens[2] = (request(m).tokens[2] + 1) % 4; }},
+      {"sampled_token",
+       [](HandMade& m) {
+         m.trace.requests[0].temperature = kLeastTemperature;  // so that the largest logit has all the mass
+         request(m).tokens[2] = (request(m).tokens[2] + 1) % 4;
+       }},
       {"run_end", [](HandMade& m) { m.trace.requests[0].eos_token_id = request(m).tokens[0]; }},
       {"run_end", [](HandMade& m) { m.trace.requests[0].max_new_tokens = 5; }},
       {"exit_depth", [](HandMade& m) { request(m).exit_depths[2] = 4; }},

@@ -47,7 +47,7 @@ TEST(CaseEnumeration, ExitVariants) {
 }
 
 TEST(CaseEnumeration, AModeWithoutPlannerIsAnErrorAndNotAShorterList) {
-  EXPECT_THROW(ids({{"a", false}}, {ModeSpec{.schedule = "pipeline_spec"}}), UnsupportedError);
+  EXPECT_THROW(ids({{"a", false}}, {ModeSpec{.schedule = "pipeline_spec", .pd = true}}), UnsupportedError);
 }
 
 TEST(CaseEnumeration, ATraceMayBringItsWindowAndModes) {

@@ -44,7 +44,7 @@ TEST(CaseRules, SchedulesCombineWithEveryModifier) {
       value.mode.graph = (bits & 8) != 0;
       value.mode.pd = (bits & 16) != 0;
       const auto refusal = case_refusal(value);
-      ASSERT_EQ(refusal.has_value(), !is_planned(schedule)) << mode_text(value.mode);
+      ASSERT_EQ(refusal.has_value(), value.mode.pd && value.mode.speculates()) << mode_text(value.mode);
       if (refusal) {
         EXPECT_EQ(refusal->kind, RefusalKind::not_available) << mode_text(value.mode);
       }
@@ -67,10 +67,10 @@ TEST(CaseRules, RangesOfModeParameters) {
 
 TEST(CaseRules, BoundariesOfTheTailRules) {
   EXPECT_EQ(verdict("block_spec.d2.k4/t0s0q1:rolling:serial_aligned:tail4/a"), "illegal");
-  EXPECT_EQ(verdict("block_spec.d2.k4/t0s0q1:rolling:serial_aligned:tail5/a"), "not available in this version");
-  EXPECT_EQ(verdict("block_spec.d2.k4/t0s0q1:rolling:execution_dependent:tail4/a"), "not available in this version");
+  EXPECT_EQ(verdict("block_spec.d2.k4/t0s0q1:rolling:serial_aligned:tail5/a"), "runs");
+  EXPECT_EQ(verdict("block_spec.d2.k4/t0s0q1:rolling:execution_dependent:tail4/a"), "runs");
   EXPECT_EQ(verdict("pipeline_spec.d2/t0s0q1:rolling:serial_aligned:tail1/a"), "illegal");
-  EXPECT_EQ(verdict("pipeline_spec.d2/t0s0q1:rolling:serial_aligned:tail2/a"), "not available in this version");
+  EXPECT_EQ(verdict("pipeline_spec.d2/t0s0q1:rolling:serial_aligned:tail2/a"), "runs");
   EXPECT_EQ(verdict("pipeline_spec.d3/t0s0q1:rolling:serial_aligned:tail1/a"), "illegal");
 }
 
@@ -96,12 +96,12 @@ TEST(CaseRules, PrefixesAreEncodedExactlyUnderStreaming) {
 
 TEST(CaseRules, RefusalsBecomeTheRightKindOfError) {
   EXPECT_THROW(require_runnable(parse_case_id("async/t0s0q0:exit=threshold0.9/a")), ConfigError);
-  EXPECT_THROW(require_runnable(parse_case_id("pipeline_spec.d2/t0s0q0/a")), UnsupportedError);
+  EXPECT_THROW(require_runnable(parse_case_id("pipeline_spec.d2+pd/t0s0q0/a")), UnsupportedError);
   EXPECT_NO_THROW(require_runnable(parse_case_id("serial/t0s0q0/a")));
   try {
-    require_runnable(parse_case_id("pipeline_spec.d2/t0s0q0/a"));
+    require_runnable(parse_case_id("pipeline_spec.d2+pd/t0s0q0/a"));
   } catch (const UnsupportedError& error) {
-    EXPECT_NE(std::string(error.what()).find("available: serial, split, mixed, wcpb, each with any of prefix, pd, preempt, async, graph"),
+    EXPECT_NE(std::string(error.what()).find("available: serial, split, mixed, wcpb, block_spec, pipeline_spec, each with any of prefix, pd, preempt, async, graph"),
               std::string::npos)
         << error.what();
   }

@@ -134,8 +134,8 @@ TEST(ExitCode, ANumericErrorOfTheAlgorithmIsAMismatch) {
 }
 
 TEST(ExitCode, WhatThisVersionOrMachineCannotDo) {
-  expect_failure({"run", "pipeline_spec.d2/t0s0q0/seven"}, 4, "available: serial, split, mixed, wcpb, each with any of prefix, pd, preempt, async, graph");
-  expect_failure({"run", "--trace", (kTraces / "seven.h5").string(), "--mode", "block_spec"}, 4, "not available in this version");
+  expect_failure({"run", "pipeline_spec.d2+pd/t0s0q0/seven"}, 4, "available: serial, split, mixed, wcpb, block_spec, pipeline_spec, each with any of prefix, pd, preempt, async, graph");
+  expect_failure({"run", "--trace", (kTraces / "seven.h5").string(), "--mode", "block_spec.d2.k4+pd"}, 4, "not available in this version");
   if (optimized::device_status().available) GTEST_SKIP() << "a CUDA device is present: " << optimized::device_status().description;
   expect_failure({"run", "serial/t0s0q0/seven", "--executor", "optimized"}, 4, optimized::device_status().description);
 }

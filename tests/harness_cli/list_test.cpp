@@ -102,7 +102,7 @@ TEST(List, Refusals) {
   EXPECT_EQ(run_program({"list", "--shard", "5/4"}).exit_code, 2);
   EXPECT_EQ(run_program({"list", "--mode", "sideways"}).exit_code, 2);
   EXPECT_EQ(run_program({"list", "--mode", "serial", "serial"}).exit_code, 2);
-  EXPECT_EQ(run_program({"list", "--mode", "pipeline_spec.d2"}).exit_code, 4);
+  EXPECT_EQ(run_program({"list", "--mode", "pipeline_spec.d2+pd"}).exit_code, 4);
   EXPECT_EQ(run_program({"list", "--output", "xml"}).exit_code, 2);
   EXPECT_EQ(run_program({"list", "--illegal", "--set", "ci"}).exit_code, 2);
   EXPECT_EQ(run_program({"list", "--set", "no-such-set"}).exit_code, 3);

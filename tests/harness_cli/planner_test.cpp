@@ -188,7 +188,7 @@ TEST(Planner, RandomTracesGiveLegalPlans) {
 
 TEST(Planner, RefusesWhatItDoesNotPlan) {
   const Trace trace = trace_of({request_of(5, 1)});
-  EXPECT_THROW(make_plan({.schedule = "pipeline_spec"}, trace, effective(64)), UnsupportedError);
+  EXPECT_THROW(make_plan({.schedule = "block_spec", .pd = true}, trace, effective(64)), UnsupportedError);
   EXPECT_THROW(make_plan({.schedule = "nonsense"}, trace, effective(64)), ConfigError);
   EXPECT_THROW(make_plan(split_mode(-1), trace, effective(64)), ConfigError);
   EXPECT_THROW(make_plan({.schedule = "mixed", .token_budget = 1}, trace, effective(64)), ConfigError);

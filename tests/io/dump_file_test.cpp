@@ -67,6 +67,7 @@ TEST(DumpFile, OutcomesAndExecutionsComeBack) {
   executions[5] = 0;
   executions[7] = 2;
   record.requests[0].executions = executions;
+  record.requests[0].rounds = {{3, 2, 1, 2}, {5, 2, 2, 2}};
   // Cancelled in the prompt, and with one of two tokens forwarded.
   RequestRecord in_prompt;
   in_prompt.outcome = RequestOutcome::cancelled;
@@ -87,6 +88,7 @@ TEST(DumpFile, OutcomesAndExecutionsComeBack) {
   const RunRecord read = read_dump(folder / "d.h5", info);
   EXPECT_EQ(digests(read), digests(record));
   ASSERT_EQ(read.requests.size(), 4u);
+  EXPECT_EQ(read.requests[0].rounds, record.requests[0].rounds);
   EXPECT_EQ(read.requests[0].outcome, RequestOutcome::completed);
   EXPECT_EQ(read.requests[0].executions, executions);
   EXPECT_TRUE(read.requests[1].executions.empty());
@@ -241,9 +243,9 @@ TEST(DumpFile, ForeignFilesAreRefused) {
       contains(refusal([](const h5::Group& root) { root.set_attribute("format", "loopgauge-trace"); }), "expected \"loopgauge-dump\""));
   EXPECT_TRUE(contains(refusal([](const h5::Group& root) {
                          root.set_attribute("format", "loopgauge-dump");
-                         root.set_attribute("version", 2);
+                         root.set_attribute("version", 3);
                        }),
-                       "version is 2, this program reads version 1"));
+                       "version is 3, this program reads versions 1 and 2"));
   DumpInfo info;
   EXPECT_TRUE(contains(
       error_of([&] { read_dump(std::string(LOOPGAUGE_SOURCE_DIR) + "/data/cases/expected/one/t1s1q1.rolling.w256.bf16.h5", info); }),

@@ -79,7 +79,7 @@ TEST(TraceRecipe, ReadsADescription) {
   std::ofstream(folder / "book.txt") << "In the beginning";
   std::ofstream(folder / "mixed.json") << R"({"name": "mixed", "requests": [
       {"text_file": "book.txt", "bos": true, "prompt_tokens": 4, "continuation": 2, "forced": true, "answer_mask": [0, 1], "task": "other"},
-      {"ids": [5, 6], "continuation": 2, "exit_depths": [1, 4], "id": 9, "arrival": 3, "eos_token_id": 7, "seed": 18446744073709551615}],
+      {"ids": [5, 6], "continuation": 2, "exit_depths": [1, 4], "draft_tokens": [-1, 6], "temperature": 0.5, "id": 9, "arrival": 3, "eos_token_id": 7, "seed": 18446744073709551615}],
       "events": [{"submission": 2, "kind": "cancel", "request": 1}]})";
   const Trace trace = trace_from_recipe(folder / "mixed.json");
   EXPECT_EQ(trace_faults(trace), std::vector<std::string>{});
@@ -93,6 +93,8 @@ TEST(TraceRecipe, ReadsADescription) {
   EXPECT_EQ(trace.requests[1].arrival, 3);
   EXPECT_EQ(trace.requests[1].eos_token_id, 7);
   EXPECT_EQ(trace.requests[1].seed, 0xffffffffffffffffu);
+  EXPECT_EQ(trace.requests[1].temperature, 0.5f);
+  EXPECT_EQ(trace.requests[1].draft_tokens, (std::vector<std::int32_t>{-1, 6}));
   ASSERT_EQ(trace.events.size(), 1u);
   EXPECT_EQ(trace.events[0].kind, TraceEventKind::cancel);
 }

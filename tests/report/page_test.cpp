@@ -188,7 +188,7 @@ TEST(Page, TotalsEqualThoseOfTheReport) {
   EXPECT_EQ(judged, expected_judged);
   EXPECT_EQ(flips, expected_flips);
   EXPECT_EQ(drift_rows, expected_rows);
-  EXPECT_EQ(overview["acceptance"].size(), 2u) << "one mode on two executors";
+  EXPECT_EQ(overview["acceptance"].size(), 6u) << "one mode on two executors, with Q off and under two timings";
 }
 
 TEST(Page, FiveThousandCasesStayBelowTenMegabytesAndFailuresKeepTheirTables) {

@@ -8,7 +8,7 @@ function acceptanceSection() {
     const rounds = group.positions.reduce((sum, position) => sum + position[3], 0);
     const divergences = group.positions.reduce((sum, position) => sum + position[4], 0);
     const columns = [
-      { head: "draft position", cell: (_, at) => at },
+      { head: "place in the round", cell: (_, at) => at },
       { head: plotAxis(scale, (tick) => formatPercent(tick, 0), "accepted"), label: "accepted", class: "plot-cell", cell: ([drafted, accepted, rate]) => {
         const [value, low, high] = rate.map(toNumber);
         return plotRow(scale, [span(scale, low, high, "interval", "95 % interval"), dot(scale, value, "worst", `${accepted} of ${drafted} accepted`)]);
@@ -22,5 +22,5 @@ function acceptanceSection() {
       divergences > 0 ? el("p", { class: "notice" }, `${plural(divergences, "emitted token")} differ from serial execution.`) : null,
       scrollable(`Acceptance of ${group.mode}`, table(columns, group.positions, { class: "plot-table", caption: `Acceptance of ${group.mode}` })));
   });
-  return section("acceptance", "Acceptance", "Drafted tokens that verification kept, by position in the draft, with Wilson intervals.", ...blocks);
+  return section("acceptance", "Acceptance", "Drafted tokens that verification kept, by place in the round and timing of the encoding, with Wilson intervals.", ...blocks);
 }

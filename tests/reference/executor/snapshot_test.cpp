@@ -184,7 +184,7 @@ TEST_F(Snapshot, OfAnotherKindOrVersionIsRefused) {
   expect_part(refusal(bytes), "magic");
   bytes = state_.snapshot;
   bytes[8] = std::byte{9};
-  expect_part(refusal(bytes), "version 9 is not the version 1");
+  expect_part(refusal(bytes), "version 9 is not the version 2");
 }
 
 // Cut anywhere, or with a bit turned anywhere: refused, and never read beyond its end.
