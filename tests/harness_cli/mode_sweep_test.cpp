@@ -166,14 +166,36 @@ TEST(ModeSweep, EveryModeEqualsSerial) {
 }
 
 TEST(ModeSweep, CancelledRequestsArePrefixesOfUndisturbedOnes) {
-  ModeSweep sweep({disturbed()}, {"serial", "split", "wcpb", "mixed", "async", "mixed+async", "preempt", "split+preempt+async"}, kSettings);
+  ModeSweep sweep({disturbed()},
+                  {"serial", "split", "wcpb", "mixed", "async", "mixed+async", "preempt", "split+preempt+async", "block_spec.d2.k2",
+                   "block_spec.d1.k3+async", "pipeline_spec.d1+preempt"},
+                  kSettings);
   const Report report = sweep.run();
-  EXPECT_EQ(report.cases.size(), 8 * kSettings.size());
+  EXPECT_EQ(report.cases.size(), 11 * kSettings.size());
   expect_all_passed(report);
   for (const CaseResult& row : report.cases) {
     EXPECT_EQ(status_of(row, kEqualsUndisturbedCheck), "passed") << row.id;
     EXPECT_EQ(status_of(row, kEqualsSerialCheck), "absent") << row.id;
   }
+}
+
+TEST(ModeSweep, SpeculationEqualsSerialWithEveryModifier) {
+  const std::vector<std::string> modes{
+      "block_spec.d1.k2",        "block_spec.d2.k4+async",         "block_spec.d2.k2+preempt", "block_spec.d1.k8+prefix.encoded",
+      "block_spec.d2.k3+prefix", "pipeline_spec.d1+preempt+async", "pipeline_spec.d2+graph",   "pipeline_spec.d3"};
+  ModeSweep sweep({shared()}, modes, kSettings);
+  const Report report = sweep.run();
+  expect_all_passed(report);
+  std::set<std::string> seen;
+  for (const CaseResult& row : report.cases) {
+    seen.insert(row.mode);
+    EXPECT_EQ(status_of(row, kEqualsSerialCheck), "passed") << row.id;
+    EXPECT_GT(counter(row, "speculation_rounds"), 0) << row.id;
+    EXPECT_GT(counter(row, "rejected_rows"), 0) << row.id;
+    ASSERT_FALSE(row.acceptance.empty()) << row.id;
+    EXPECT_GT(row.acceptance[0].drafted, 0) << row.id;
+  }
+  EXPECT_EQ(seen.size(), modes.size());
 }
 
 TEST(ModeSweep, RowsPastTheEndAreDiscarded) {
@@ -293,6 +315,25 @@ TEST(ModeSweep, CountersThatContradictTheModeAreCaught) {
   expect_caught("serial", trace, kModeCheck, "submissions", [](RunRecord& r) { --r.counters.submissions; });
 }
 
+TEST(ModeSweep, RoundsThatContradictThePlanAreCaught) {
+  const Trace trace = speculating();
+  const auto expect_round = [&](const std::string& mode, const std::string& what, const std::function<void(RunRecord&)>& lie) {
+    expect_caught(mode, trace, kModeCheck, what, [&lie](RunRecord& record) {
+      if (!record.requests[0].rounds.empty()) lie(record);  // not of the serial run beside it
+    });
+  };
+  expect_round("block_spec.d2.k4", "proposed 9 candidates of at most 4", [](RunRecord& r) { r.requests[0].rounds[0].proposed = 9; });
+  expect_round("block_spec.d2.k4", "accepted 5 of 4 candidates", [](RunRecord& r) { r.requests[0].rounds[0].accepted = 5; });
+  expect_round("block_spec.d2.k4", "begins at position 61, expected 60", [](RunRecord& r) { ++r.requests[0].rounds[0].position; });
+  expect_round("block_spec.d2.k4", "emitted 7 tokens", [](RunRecord& r) { r.requests[0].rounds[0].emitted = 7; });
+  expect_round("block_spec.d2.k4", "its rounds emitted", [](RunRecord& r) { r.requests[1].rounds.pop_back(); });
+  expect_round("pipeline_spec.d1", "rounds counted", [](RunRecord& r) { ++r.counters.speculation_rounds; });
+  expect_round("pipeline_spec.d1", "not 4 loops of", [](RunRecord& r) { ++r.counters.draft_rows; });
+  expect_caught("pipeline_spec.d1", trace, kExecutionsCheck, "the counters say", [](RunRecord& r) {
+    if (!r.requests[0].rounds.empty()) ++r.counters.rejected_rows;
+  });
+}
+
 TEST(ModeSweep, LostRepeatedAndLeakedWorkIsCaught) {
   const Trace trace = shared();
   expect_caught("wcpb", trace, kExecutionsCheck, "executed 2 times", [](RunRecord& r) { ++r.requests[0].executions[4]; });
@@ -334,9 +375,10 @@ class ModeMutant : public ::testing::TestWithParam<FaultInfo> {};
 
 TEST_P(ModeMutant, IsFoundInItsModeAndPlannedInNoOther) {
   const bool speculation = GetParam().mode == "speculation" || GetParam().mode == "block_spec";
-  ModeSweep sweep({speculation ? speculating() : shared()},
-                  {"serial", "prefix", "prefix.encoded", "mixed.b80+prefix+preempt", "mixed", "split+preempt", "block_spec.d2.k4", "pipeline_spec.d1"},
-                  {"*/t1s1q0:*", "*/t1s1q1:streaming:*"});
+  ModeSweep sweep(
+      {speculation ? speculating() : shared()},
+      {"serial", "prefix", "prefix.encoded", "mixed.b80+prefix+preempt", "mixed", "split+preempt", "block_spec.d2.k4", "pipeline_spec.d1"},
+      {"*/t1s1q0:*", "*/t1s1q1:streaming:*"});
   sweep.request.mutant = GetParam().fault;
   const Report report = sweep.run();
   ASSERT_FALSE(report.cases.empty());

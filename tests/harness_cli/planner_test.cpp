@@ -44,8 +44,9 @@ Trace trace_of(std::vector<TraceRequest> requests) {
 ModeSpec split_mode(int piece_tokens) { return {.schedule = "split", .piece_tokens = piece_tokens}; }
 
 std::string text(const WorkItem& item) {
-  return "r" + std::to_string(item.request) + (item.kind == RowKind::prefill ? " P[" : " D[") + std::to_string(item.begin) + "," +
-         std::to_string(item.end) + ") " + std::to_string(item.loop_first) + ".." + std::to_string(item.loop_last);
+  const std::string kind = item.kind == RowKind::prefill ? "P" : item.kind == RowKind::decode ? "D" : std::string(to_string(item.kind));
+  return "r" + std::to_string(item.request) + " " + kind + "[" + std::to_string(item.begin) + "," + std::to_string(item.end) + ") " +
+         std::to_string(item.loop_first) + ".." + std::to_string(item.loop_last);
 }
 
 std::string text(const Action& action) {
@@ -184,6 +185,43 @@ TEST(Planner, RandomTracesGiveLegalPlans) {
     const ModeSpec mode = below(3) == 0 ? ModeSpec{} : split_mode(below(2) * below(200));
     EXPECT_EQ(plan_fault(make_plan(mode, trace, config), trace, config), "") << mode_text(mode) << ", trace " << i;
   }
+}
+
+TEST(Planner, ARequestAloneTakesADraftAndAVerificationARound) {
+  EXPECT_EQ(texts(planned("block_spec.d2.k3", trace_of({request_of(70, 2)}))),
+            (Lines{"r0 P[0,64) 1..4", "r0 P[64,70) 1..4", "r0 draft[0,4) 1..2", "r0 verify[0,4) 3..4", "r0 draft[0,4) 1..2",
+                   "r0 verify[0,4) 3..4"}));
+}
+
+TEST(Planner, RequestsThatBeginARoundTogetherGoThroughItTogether) {
+  // The second has one row: it takes part in one round.
+  EXPECT_EQ(texts(planned("block_spec.d1.k1", trace_of({request_of(3, 2), request_of(5, 1)}))),
+            (Lines{"r0 P[0,3) 1..4", "r1 P[0,5) 1..4", "r0 draft[0,1) 1..1, r1 draft[0,1) 1..1", "r0 draft[1,2) 1..1, r1 draft[1,2) 1..1",
+                   "r0 verify[0,2) 2..2, r1 verify[0,2) 2..2", "r0 verify[0,2) 3..3, r1 verify[0,2) 3..3",
+                   "r0 verify[0,2) 4..4, r1 verify[0,2) 4..4", "r0 draft[0,2) 1..1", "r0 verify[0,2) 2..4"}));
+}
+
+TEST(Planner, AnArrivalWaitsForTheRoundToEnd) {
+  EXPECT_EQ(texts(planned("block_spec.d2.k1", trace_of({request_of(3, 1), request_of(5, 0, 2)}))),
+            (Lines{"r0 P[0,3) 1..4", "r0 draft[0,2) 1..2", "r0 verify[0,2) 3..4", "r1 P[0,5) 1..4"}));
+}
+
+TEST(Planner, ACycleRunsEveryStageDeepestFirst) {
+  EXPECT_EQ(texts(planned("pipeline_spec.d2", trace_of({request_of(3, 1)}))),
+            (Lines{"r0 P[0,3) 1..4", "r0 stage[1,2) 3..3, r0 stage[0,1) 1..1", "r0 stage[1,2) 4..4, r0 stage[0,1) 2..2",
+                   "r0 stage[1,2) 3..3, r0 stage[0,1) 1..1", "r0 stage[1,2) 4..4, r0 stage[0,1) 2..2"}));
+  EXPECT_EQ(texts(planned("pipeline_spec.d3", trace_of({request_of(3, 1)})))[1], "r0 stage[1,2) 4..4, r0 stage[0,1) 1..1");
+}
+
+TEST(Planner, PreemptionWaitsForTheRoundToEnd) {
+  Trace trace = trace_of({request_of(3, 2)});
+  trace.events = {{2, TraceEventKind::preempt, 0}, {3, TraceEventKind::resume, 0}, {4, TraceEventKind::preempt, 0}};
+  EXPECT_EQ(texts(planned("block_spec.d2.k1", trace)),
+            (Lines{"r0 P[0,3) 1..4", "r0 draft[0,2) 1..2", "r0 verify[0,2) 3..4", "r0 draft[0,2) 1..2", "r0 verify[0,2) 3..4"}))
+      << "the first was taken back before the round ended, the second came when all was done";
+  trace.events = {{2, TraceEventKind::preempt, 0}, {4, TraceEventKind::resume, 0}};
+  EXPECT_EQ(texts(planned("block_spec.d2.k1", trace)), (Lines{"r0 P[0,3) 1..4", "r0 draft[0,2) 1..2", "r0 verify[0,2) 3..4", "preempt r0 | ",
+                                                              "resume r0 | r0 draft[0,2) 1..2", "r0 verify[0,2) 3..4"}));
 }
 
 TEST(Planner, RefusesWhatItDoesNotPlan) {
@@ -493,13 +531,15 @@ TEST(PlannerFailure, WhatCannotFailIsAUsageError) {
 
 ModeSpec random_mode(const std::function<int(int)>& below) {
   ModeSpec mode;
-  mode.schedule = schedule_names()[static_cast<std::size_t>(below(4))];
+  mode.schedule = schedule_names()[static_cast<std::size_t>(below(static_cast<int>(schedule_names().size())))];
+  mode.draft_depth = 1 + below(2);
+  mode.draft_length = 1 + below(5);
   if (mode.schedule == "split") mode.piece_tokens = below(2) * below(100);
   if (mode.schedule == "mixed") mode.token_budget = 2 + below(2) * below(300);
   if (mode.schedule == "wcpb") mode.chunk_windows = 1 + below(3);
   if (below(2) == 0) mode.prefix = true, mode.published_windows = below(2) * below(5);
   if (below(2) == 0) mode.preempt = true, mode.preempt_loops = 1 + below(6);
-  mode.pd = !mode.preempt && below(2) == 0;
+  mode.pd = !mode.preempt && !mode.speculates() && below(2) == 0;
   mode.async = below(2) == 0;
   mode.graph = below(2) == 0;
   return mode;
