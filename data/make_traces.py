@@ -259,6 +259,11 @@ def spec_end(g):
         yield request(prompt, max_new_tokens=12, task="needle", eos_token_id=ord("]"), draft_tokens=answer[lead:] + [-1] * (6 + lead))
 
 
+def spec_text(g):
+    for length in (40, 52, 64, 76, 40, 52, 64, 76):
+        yield request(passage(g, length - 1), max_new_tokens=260)
+
+
 def spec_sampled(g):
     for i, temperature in enumerate((0.5, 0.75, 1.0)):
         yield request(passage(g, 24, "kjv"), max_new_tokens=16, temperature=temperature, seed=g.next() >> 1)
@@ -374,6 +379,7 @@ TRACES = {
     "spec-reject": ("Forced, with given drafts: rejected by block speculation at index 0, 1, 2, 3 in every round, and never", spec_reject),
     "spec-flush": ("Forced, with given drafts: rounds of five rows across position 128 at every offset, and rejections around it", spec_flush),
     "spec-end": ("Free running, with the answers as drafts: the end-of-sequence id at different places of a round", spec_end),
+    "spec-text": ("Prose, free running: eight prompts of 40 to 76 tokens, 260 new tokens each", spec_text),
     "spec-sampled": ("Free running at temperatures 0.5, 0.75 and 1: seeded sampling", spec_sampled),
     "mixed-depths": ("Four requests with forced exit depths: 4,1,3,2,4,1; 4,2,1,4,3,2; all 4; all 1", mixed_depths),
 }

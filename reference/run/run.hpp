@@ -4,8 +4,9 @@
 //
 // With Stage::prefill a run ends with the prompts, with Stage::decode it begins with what `handoff` takes in.
 //
-// Reading order: submit() here; request_life is what items do, recurrent_model the arithmetic, encoding the cache's codec; delivery is how
-// results become the record, actions what happens between items, snapshot how a request is moved; observation fills the record.
+// Reading order: submit() here; request_life is what items do, speculation those that guess, recurrent_model the arithmetic, encoding the
+// cache's codec; delivery is how results become the record, actions what happens between items, snapshot how a request is moved; observation
+// fills the record.
 #pragma once
 
 #include <deque>
