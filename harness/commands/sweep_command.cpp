@@ -353,6 +353,7 @@ void add_sweep_command(CLI::App& app, int& exit_code) {
       "  loopgauge sweep --set ci --filter '*q1:streaming*' --executor reference\n"
       "  loopgauge sweep --set ci --shard 2/4 --report shard-2.h5 --resume\n"
       "  loopgauge sweep --set modes --filter 'wcpb+*' --executor reference\n"
+      "  loopgauge sweep --set speculation --filter 'block_spec*' --executor reference\n"
       "  loopgauge sweep --set ci --mode serial mixed.b64+prefix+preempt async+graph --filter '*/four'\n"
       "  loopgauge sweep --set ci --grid 'switches=t1s0q0 window=64,256' 'switches=t0s1q0 keys=500,2000' --measure quality\n"
       "  loopgauge sweep --set smoke --mutant early_flush\n"

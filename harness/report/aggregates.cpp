@@ -228,7 +228,9 @@ double yardstick_over_bound(const ToleranceRow& judged, const ToleranceRow& yard
 
 std::vector<AcceptanceSummary> acceptance_summaries(const Report& report) {
   std::vector<AcceptanceSummary> list;
-  std::map<std::tuple<std::string, std::string, std::string>, std::size_t> index;
+  using Key = std::tuple<std::string, std::string, std::string>;
+  std::map<Key, std::size_t> index;
+  std::map<Key, std::pair<double, std::int64_t>> drifts;  // sum of KL, rows
   for (const CaseResult& row : report.cases) {
     if (row.acceptance.empty()) continue;
     const bool eager = row.id.find(":flush=eager") != std::string::npos;
@@ -239,6 +241,14 @@ std::vector<AcceptanceSummary> acceptance_summaries(const Report& report) {
     for (const CounterRow& counter : row.counters) {
       if (counter.name == "most_doubled_bytes") summary.doubled_bytes = std::max(summary.doubled_bytes, counter.value);
       if (counter.name == "rewritten_rows") summary.rewritten_rows += counter.value;
+      if (counter.name == "draft_rows") summary.draft_loops += counter.value;
+      if (counter.name == "verify_rows") summary.verify_loops += counter.value;
+      if (counter.name == "rejected_rows") summary.rejected_loops += counter.value;
+    }
+    for (const DriftRow& drift : row.drift) {
+      auto& [sum, rows] = drifts[key];
+      sum += drift.kl;
+      ++rows;
     }
     for (const DivergenceRow& divergence : row.divergence) {
       ++summary.divergent_rows;
@@ -264,6 +274,9 @@ std::vector<AcceptanceSummary> acceptance_summaries(const Report& report) {
       tokens += static_cast<double>(summary.positions[i].rounds) * static_cast<double>(i + 1);
     }
     if (rounds > 0.0) summary.mean_emitted = tokens / rounds;
+    summary.tokens = static_cast<std::int64_t>(tokens);
+    const auto drift = drifts.find({summary.executor, summary.mode, summary.timing});
+    if (drift != drifts.end()) summary.dense_kl = drift->second.first / static_cast<double>(drift->second.second);
   }
   return list;
 }

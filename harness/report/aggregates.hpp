@@ -90,6 +90,9 @@ struct AcceptanceSummary {
   };
   std::vector<Position> positions;
   double mean_emitted = kNotApplicable;  // tokens a round
+  std::int64_t tokens = 0;               // emitted by rounds
+  std::int64_t draft_loops = 0, verify_loops = 0, rejected_loops = 0;  // executions of one loop of one row; a committed row has four
+  double dense_kl = kNotApplicable;      // mean KL of all logits rows to the dense run
   std::int64_t doubled_bytes = 0;        // most of a case: BF16 of encoded positions that a round still reads as BF16
   std::int64_t rewritten_rows = 0;       // positions of sealed blocks encoded again after a rejection
   // Verification rows against serial rows of the same tokens, where the timing allows a difference.

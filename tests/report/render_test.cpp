@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "harness/report/aggregates.hpp"
 #include "harness/report/render.hpp"
 #include "harness/report/schema.hpp"
 #include "harness/report/summary.hpp"
@@ -100,6 +101,34 @@ TEST(Render, TerminalNeverCallsAnUnrunColumnPassed) {
 TEST(Render, SameReportSameBytes) {
   for (const RendererInfo& info : renderers())
     EXPECT_EQ(rendered(info.render, sample_report()), rendered(info.render, sample_report())) << info.name;
+}
+
+TEST(Render, TerminalShowsAcceptanceByTiming) {
+  Report report = sample_report();
+  report.cases.resize(2, report.cases[0]);
+  for (CaseResult& row : report.cases) {
+    row.executor = "reference";
+    row.mode = "block_spec.d2.k2";
+    row.timing = "execution_dependent";
+    row.acceptance = {{0, 10, 9, 1, 0}, {1, 9, 7, 2, 0}, {2, 0, 0, 7, 1}};
+    row.counters = {{"draft_rows", 60}, {"verify_rows", 60}, {"rejected_rows", 16}, {"rewritten_rows", 3}};
+    row.divergence = {{0, 1, 70, 0.25, false, 1.0}, {0, 2, 71, 0.5, true, 1.0}};
+    row.drift.clear();
+  }
+  report.cases[0].id = "block_spec.d2.k2/t0s0q1:rolling:execution_dependent:tail0/a";
+  report.cases[1].id = "block_spec.d2.k2/t0s0q1:rolling:execution_dependent:tail0:flush=eager/a";
+  const auto summaries = acceptance_summaries(report);
+  ASSERT_EQ(summaries.size(), 2u);
+  EXPECT_EQ(summaries[1].timing, "execution_dependent, eager");
+  EXPECT_EQ(summaries[0].tokens, 26) << "1, 2 and 3 tokens of 1, 2 and 7 rounds";
+  EXPECT_EQ(summaries[0].flips, 1);
+  EXPECT_EQ(summaries[0].kl_max, 0.5);
+  EXPECT_EQ(summaries[0].rewritten_rows, 3);
+  std::ostringstream out;
+  render_terminal(report, out);
+  EXPECT_NE(out.str().find("execution_dependent, eager"), std::string::npos) << out.str();
+  EXPECT_NE(out.str().find("90 % (59.6..98.2), 77.8 %"), std::string::npos) << out.str();
+  EXPECT_NE(out.str().find("2.31 + 2.31, 0.615"), std::string::npos) << out.str();
 }
 
 TEST(Summary, ConformanceKeepsTheWorstLoopOfTheWorstCase) {
