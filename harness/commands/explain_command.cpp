@@ -179,6 +179,9 @@ Finding explain_case(const ExplainOptions& options) {
   finding.expected_side = prepared.expected.text();
   finding.actual_side = prepared.actual.text();
   finding.what = explain_runs(subject);
+  if (!rows_are_comparable(subject)) {
+    finding.notes.push_back("operations are not compared: rejected candidates stand where committed rows stand, and only one of the plans has them");
+  }
   if (options.minimize_file.empty()) return finding;
   if (finding.what.operation.name.empty()) {
     finding.notes.push_back("nothing to minimize: the runs are identical");

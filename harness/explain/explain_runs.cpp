@@ -163,6 +163,11 @@ Divergences compare_runs(const ExplainSubject& subject) {
   if (same_results && subject.expected.mode != subject.actual.mode) explanation.row.reset();
   explanation.rows_compared = comparer.compared();
   explanation.rows_different = comparer.different();
+  // Rejected candidates stand where committed rows stand, and another plan has others: only results say where the runs part.
+  if (!rows_are_comparable(subject)) {
+    explanation.row.reset();
+    explanation.rows_compared = explanation.rows_different = 0;
+  }
 
   const Divergence* first = explanation.results.first ? &*explanation.results.first : nullptr;
   if (explanation.row) {
@@ -201,6 +206,10 @@ std::string OwnBound::text() const {
       return "not checked: " + reason;
   }
   return {};
+}
+
+bool rows_are_comparable(const ExplainSubject& subject) {
+  return subject.expected.mode == subject.actual.mode || !(subject.expected.mode.speculates() || subject.actual.mode.speculates());
 }
 
 Explanation find_divergence(const ExplainSubject& subject) { return compare_runs(subject).explanation; }

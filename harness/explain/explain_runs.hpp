@@ -79,6 +79,10 @@ struct Explanation {
   bool identical() const { return actual_error.empty() && !row && results.identical(); }
 };
 
+// Whether operation rows of the two runs stand for each other. Under two plans of which one speculates they do not: then results alone are
+// compared, and no row is counted.
+bool rows_are_comparable(const ExplainSubject& subject);
+
 // Two runs: what parts first, without the values of rows and without the bound.
 Explanation find_divergence(const ExplainSubject& subject);
 // find_divergence and the evidence, at most three more runs. Throws what an executor throws when the expected run fails.

@@ -91,6 +91,22 @@ TEST(ExplainRuns, TheOwnBoundTellsAWrongOperationFromInheritedNoise) {
   EXPECT_EQ(explain_runs(noise.subject()).bound.state, OwnBound::State::not_checked);
 }
 
+// Rejected candidates stand where committed rows stand: between a plan that speculates and another the results decide.
+TEST(ExplainRuns, RejectedCandidatesAreNoDifference) {
+  Subject subject("t0s1q0", Fault::none);
+  subject.actual.mode = {.schedule = "block_spec", .draft_depth = 2, .draft_length = 3};
+  const Explanation same = explain_runs(subject.subject());
+  EXPECT_TRUE(same.identical());
+  EXPECT_EQ(same.rows_compared, 0);
+  subject.actual.fault = Fault::plane_not_truncated;
+  const Explanation other = explain_runs(subject.subject());
+  EXPECT_FALSE(other.identical());
+  EXPECT_FALSE(other.row);
+  EXPECT_TRUE(other.results.first);
+  subject.expected.mode = subject.actual.mode;  // both have the same candidates
+  EXPECT_TRUE(explain_runs(subject.subject()).row);
+}
+
 // Between executors that add in other orders everything differs from the first sum on: the fault is found by the bounds.
 TEST(ExplainRuns, AFaultAmongOrderNoiseIsFoundByTheBounds) {
   struct Case {
