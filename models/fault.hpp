@@ -26,6 +26,12 @@ enum class Fault {
   resume_without_token,            // a request resumed between two rows feeds another token than the one it had chosen
   resume_without_reference,        // a row resumed after loop 2 corrects against whatever its new slot holds
   publish_before_last_loop,        // a window is published with the last loop's planes as they were before that loop
+  // Of a handoff: what a receiver without checks would go on with.
+  handoff_incomplete,              // activated although the last partition has not arrived
+  handoff_without_rows,            // rows that are not encoded are forgotten
+  handoff_wrong_activity,          // the activity of loop 4 names other rows of loop 3 than those that executed it
+  handoff_stale_parameters,        // parameters of a block are those of the block before
+  handoff_without_hidden,          // the final hidden row is forgotten
   // Defects that implementations of the model or of the method have had, and one that is the smallest there can be; in the reference alone.
   one_slot_per_layer,              // decode reads K/V of one slot per layer, the last loop's, instead of one per layer and loop
   constant_layer_stride,           // the slot of (loop, layer) counts one layer too few: the last layer reads the next loop's first one

@@ -123,7 +123,8 @@ std::vector<std::string> candidate_cases(const FaultInfo& info) {
     for (const char* policy : {"fixed_prompt", "rolling"}) settings.push_back(switches + "q1:" + policy + ":serial_aligned");
   }
   const bool of_speculation = info.mode == "speculation" || info.mode == "block_spec";
-  const TraceSet traces = read_set(data_directory() / "sets" / (info.mode.empty() ? "smoke.txt" : of_speculation ? "speculation.txt" : "modes.txt"));
+  const char* const set = info.mode.empty() ? "smoke.txt" : of_speculation ? "speculation.txt" : info.mode == "pd" ? "pd.txt" : "modes.txt";
+  const TraceSet traces = read_set(data_directory() / "sets" / set);
   std::vector<std::string> ids;
   for (const std::string& setting : settings) {
     for (const SetTrace& trace : traces.traces) {
@@ -434,7 +435,7 @@ void add_explain_command(CLI::App& app, int& exit_code) {
   command
       ->add_option(
           "subject", options->subjects,
-          "A case id, or two dump files (expected, actual). With --mutant it may be left out: the first case of the smoke or modes set "
+          "A case id, or two dump files (expected, actual). With --mutant it may be left out: the first case of the smoke, modes or pd set "
           "in which the fault acts")
       ->type_name("CASE | A.h5 B.h5")
       ->expected(0, 2);

@@ -88,8 +88,8 @@ void print_archive(const HandoffArchive& archive, bool all_regions) {
     std::vector<std::uint64_t> bytes;
     std::uint64_t total = 0;
     for (const handoff::RegionSummary& summary : handoff.summaries) bytes.push_back(summary.bytes), total += summary.bytes;
-    std::cout << "\nrequest " << d.request << "  prompt " << d.prompt_length << ", encoded below " << d.encoded_frontier << ", " << regions.size()
-              << " regions, " << total << " bytes (dense BF16 " << dense_bytes(d) << ", ratio "
+    std::cout << "\nrequest " << d.request << "  prompt " << d.prompt_length << ", encoded below " << d.encoded_frontier << ", "
+              << regions.size() << " regions, " << total << " bytes (dense BF16 " << dense_bytes(d) << ", ratio "
               << static_cast<double>(dense_bytes(d)) / static_cast<double>(total) << "), "
               << bytes_final_after(d, regions, bytes, d.loops - 1) << " final before the last loop\n"
               << "  model     " << d.model_sha256 << "\n  prompt    " << d.prompt_sha256 << "\n  elements  " << to_string(d.element)
@@ -105,7 +105,9 @@ void print_archive(const HandoffArchive& archive, bool all_regions) {
 void add_export(CLI::App& pd, int& exit_code) {
   CLI::App* command = pd.add_subcommand("export", "Compute a case's prompts and write what a handoff would send to a file");
   const auto options = std::make_shared<PdOptions>(*command);
-  command->add_option("case", options->case_text, "Case id; its mode orders the prompts, pd is added where it lacks it")->type_name("CASE")->required();
+  command->add_option("case", options->case_text, "Case id; its mode orders the prompts, pd is added where it lacks it")
+      ->type_name("CASE")
+      ->required();
   command->add_option("-o,--out", options->archive_file, "The file to write")->type_name("FILE")->required();
   command->add_option("--trace", options->trace_file, "Trace file, as the place of the id's trace")->type_name("FILE");
   command->add_flag("--force", options->force, "Replace the file if it exists");
@@ -117,8 +119,8 @@ void add_export(CLI::App& pd, int& exit_code) {
     const auto executor = make_handoff_executor([&] { return make_executor(subject.settings.executor, subject.checkpoint); },
                                                 [&] { return make_archiving_executor(archive); }, make_host_transport);
     replay_subject(*executor, subject, RecordGroups{});
-    archive.producer = subject.settings.executor + ", profile " + std::string(to_string(subject.settings.profile)) + ", loopgauge " + build_info().version +
-                       " " + build_info().revision;
+    archive.producer = subject.settings.executor + ", profile " + std::string(to_string(subject.settings.profile)) + ", loopgauge " +
+                       build_info().version + " " + build_info().revision;
     archive.trace = subject.trace.name;
     const std::vector<std::byte> bytes = serialize(archive);
     {
@@ -133,20 +135,25 @@ void add_export(CLI::App& pd, int& exit_code) {
 }
 
 void add_import(CLI::App& pd, int& exit_code) {
-  CLI::App* command = pd.add_subcommand("import", "Decode a case from a file of handoffs: model, configuration and prompts must be those of the file");
+  CLI::App* command =
+      pd.add_subcommand("import", "Decode a case from a file of handoffs: model, configuration and prompts must be those of the file");
   const auto options = std::make_shared<PdOptions>(*command);
   command->add_option("case", options->case_text, "Case id")->type_name("CASE")->required();
   command->add_option("file", options->archive_file, "File that pd export wrote")->type_name("FILE")->required();
   command->add_option("--trace", options->trace_file, "Trace file, as the place of the id's trace")->type_name("FILE");
-  command->add_option("--dump", options->dump_file, "Write the run's tensors to this HDF5 file, without hidden rows and gates, which do not travel")
+  command
+      ->add_option("--dump", options->dump_file,
+                   "Write the run's tensors to this HDF5 file, without hidden rows and gates, which do not travel")
       ->type_name("FILE");
-  command->add_flag("--digest", options->digest, "Print SHA-256 digests of the results, those of loopgauge run --digest for a run without a handoff");
+  command->add_flag("--digest", options->digest,
+                    "Print SHA-256 digests of the results, those of loopgauge run --digest for a run without a handoff");
   command->footer("Example:\n  loopgauge pd import wcpb/t1s1q1:rolling:serial_aligned/needle-1k needle.handoff --digest");
   command->callback([options, &exit_code] {
     const Subject subject = read_subject(*options);
     const HandoffArchive archive = read_archive(options->archive_file);
-    const auto executor = make_handoff_executor([&] { return make_archived_executor(archive); },
-                                                [&] { return make_executor(subject.settings.executor, subject.checkpoint); }, make_host_transport);
+    const auto executor =
+        make_handoff_executor([&] { return make_archived_executor(archive); },
+                              [&] { return make_executor(subject.settings.executor, subject.checkpoint); }, make_host_transport);
     RecordGroups groups = RecordGroups::all();
     groups.hidden = groups.gate = false;  // of the prompt's rows nothing was observed here
     const RunRecord record = replay_subject(*executor, subject, groups);
@@ -161,12 +168,14 @@ void add_import(CLI::App& pd, int& exit_code) {
     const std::string held = describe(record.held_at_drain);
     std::cout << "\nheld at the end: " << (held.empty() ? "nothing" : held) << "\n";
     if (options->digest) {
-      constexpr std::array<std::string_view, 8> kOfBothSides{"tokens", "logits", "exits", "keys", "mass", "kv", "codec", "encoded_frontier"};
+      constexpr std::array<std::string_view, 8> kOfBothSides{"tokens", "logits", "exits", "keys",
+                                                             "mass",   "kv",     "codec", "encoded_frontier"};
       const auto all = digests(record);
       for (const std::string_view name : kOfBothSides) std::cout << all.at(std::string(name)) << "  " << name << "\n";
     }
     if (!options->dump_file.empty()) {
-      write_dump(options->dump_file, record, EffectiveConfig::resolve(subject.value.config, subject.checkpoint.config), {.case_id = case_id(subject.value), .only = {}});
+      write_dump(options->dump_file, record, EffectiveConfig::resolve(subject.value.config, subject.checkpoint.config),
+                 {.case_id = case_id(subject.value), .only = {}});
     }
     exit_code = 0;
   });
@@ -193,7 +202,8 @@ void add_compare(CLI::App& pd, int& exit_code) {
   command->footer("Exit code 0: every byte is equal; 1: some are not.");
   command->callback([files, &exit_code] {
     const HandoffArchive a = read_archive((*files)[0]), b = read_archive((*files)[1]);
-    if (a.handoffs.size() != b.handoffs.size()) throw FileError("the files hold " + std::to_string(a.handoffs.size()) + " and " + std::to_string(b.handoffs.size()) + " handoffs");
+    if (a.handoffs.size() != b.handoffs.size())
+      throw FileError("the files hold " + std::to_string(a.handoffs.size()) + " and " + std::to_string(b.handoffs.size()) + " handoffs");
     bool equal = true;
     for (std::size_t i = 0; i < a.handoffs.size(); ++i) {
       const ArchivedHandoff &x = a.handoffs[i], &y = b.handoffs[i];
@@ -222,7 +232,8 @@ void add_compare(CLI::App& pd, int& exit_code) {
       for (const auto& [kind, sum] : sums) {
         equal &= sum.differing_regions == 0 && sum.other_size == 0;
         std::cout << "  " << to_string(kind) << ": " << sum.regions << " regions, " << sum.bytes << " bytes";
-        if (sum.differing_regions > 0) std::cout << "; " << sum.differing_bytes << " bytes differ in " << sum.differing_regions << " regions";
+        if (sum.differing_regions > 0)
+          std::cout << "; " << sum.differing_bytes << " bytes differ in " << sum.differing_regions << " regions";
         if (sum.other_size > 0) std::cout << "; " << sum.other_size << " regions of other sizes";
         std::cout << (sum.differing_regions == 0 && sum.other_size == 0 ? ", equal\n" : "\n");
       }

@@ -210,6 +210,11 @@ void print_counters(const RunRecord& record) {
     const std::int64_t value = record.counters.*field.member;
     if (value != 0) std::cout << "  " << value << "  " << field.name << ": " << field.description << "\n";
   }
+  for (const HandoffRecord& handoff : record.handoffs) {
+    std::cout << "  request " << handoff.request << " " << handoff.outcome << " (" << handoff.transport << "): " << handoff.bytes << " bytes in "
+              << handoff.partitions << " partitions, dense BF16 " << handoff.dense_bytes << "; " << handoff.bytes_before_prompt_end
+              << " left before the prompt's end, " << handoff.bytes_final_before_last_loop << " were final before the last loop\n";
+  }
   const std::string held = describe(record.held_at_drain);
   std::cout << "  held at the end: " << (held.empty() ? "nothing" : held) << "\n";
 }
@@ -272,6 +277,18 @@ void print_json(const Outcome& outcome, const Trace& trace, const std::string& d
   nlohmann::ordered_json& counters = json["counters"];
   for (const RunCounterField& field : run_counter_fields()) counters[std::string(field.name)] = record.counters.*field.member;
   json["held_at_drain"] = describe(record.held_at_drain);
+  for (const HandoffRecord& handoff : record.handoffs) {
+    json["handoffs"].push_back({{"request", handoff.request},
+                                {"outcome", handoff.outcome},
+                                {"transport", handoff.transport},
+                                {"bytes", handoff.bytes},
+                                {"dense_bytes", handoff.dense_bytes},
+                                {"bytes_before_prompt_end", handoff.bytes_before_prompt_end},
+                                {"bytes_final_before_last_loop", handoff.bytes_final_before_last_loop},
+                                {"partitions", handoff.partitions},
+                                {"most_bytes_in_flight", handoff.most_bytes_in_flight},
+                                {"most_reserved_bytes", handoff.most_reserved_bytes}});
+  }
   if (outcome.forced) {
     json["forced_decisions"] = {{"token_sets", outcome.forced->token_sets},
                                 {"key_steps", outcome.forced->key_steps},

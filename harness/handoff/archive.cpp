@@ -22,7 +22,8 @@ std::vector<std::span<const std::byte>> views(const std::vector<std::vector<std:
 
 std::string text_field(handoff::ByteReader& in, const char* what) {
   const auto length = in.integer<std::uint32_t>();
-  if (length > kMaximumTextBytes) throw HandoffError("archive: " + std::string(what) + " of " + std::to_string(length) + " bytes is longer than 256");
+  if (length > kMaximumTextBytes)
+    throw HandoffError("archive: " + std::string(what) + " of " + std::to_string(length) + " bytes is longer than 256");
   return in.text(length);
 }
 
@@ -71,7 +72,8 @@ class ArchivingExecutor final : public IdleExecutor, public handoff::Target {
   void activate(int request, std::span<const handoff::RegionSummary> summaries) override {
     ArchivedHandoff& open = open_.at(request);
     const std::vector<handoff::Region> regions = regions_of(open.descriptor);
-    if (const std::string fault = activation_fault(open.descriptor, regions, summaries, views(open.data)); !fault.empty()) throw HandoffError(fault);
+    if (const std::string fault = activation_fault(open.descriptor, regions, summaries, views(open.data)); !fault.empty())
+      throw HandoffError(fault);
     open.summaries.assign(summaries.begin(), summaries.end());
     for (std::size_t i = 0; i < regions.size(); ++i) open.data[i].resize(static_cast<std::size_t>(summaries[i].bytes));
     archive_.handoffs.push_back(std::move(open));
@@ -124,7 +126,7 @@ class ArchivedExecutor final : public IdleExecutor, public handoff::Source {
   }
 
   const HandoffArchive& archive_;
-  std::map<int, std::size_t> next_;   // region to export
+  std::map<int, std::size_t> next_;  // region to export
 };
 
 }  // namespace
@@ -159,9 +161,11 @@ std::vector<std::byte> serialize(const HandoffArchive& archive) {
 
 HandoffArchive parse_archive(std::span<const std::byte> bytes) {
   handoff::ByteReader in(bytes, "archive");
-  if (in.text(kMagic.size()) != kMagic) throw HandoffError("archive: magic is not " + std::string(kMagic) + ": this is no file of handoffs");
+  if (in.text(kMagic.size()) != kMagic)
+    throw HandoffError("archive: magic is not " + std::string(kMagic) + ": this is no file of handoffs");
   if (const auto version = in.integer<std::uint32_t>(); version != kArchiveVersion) {
-    throw HandoffError("archive: version " + std::to_string(version) + " is not the version " + std::to_string(kArchiveVersion) + " that can be read");
+    throw HandoffError("archive: version " + std::to_string(version) + " is not the version " + std::to_string(kArchiveVersion) +
+                       " that can be read");
   }
   const auto count = in.integer<std::uint32_t>();
   if (const auto stated = in.integer<std::uint64_t>(); stated != bytes.size() || bytes.size() < kHeaderBytes + handoff::kChecksumBytes) {
@@ -191,7 +195,9 @@ HandoffArchive parse_archive(std::span<const std::byte> bytes) {
     for (const handoff::Region& region : expected) {
       const auto size = table.integer<std::uint64_t>();
       handoff.summaries.push_back({size, table.integer<std::uint64_t>()});
-      if (size > region.capacity) throw HandoffError(who + describe(region) + " has " + std::to_string(size) + " bytes, at most " + std::to_string(region.capacity) + " are possible");
+      if (size > region.capacity)
+        throw HandoffError(who + describe(region) + " has " + std::to_string(size) + " bytes, at most " + std::to_string(region.capacity) +
+                           " are possible");
     }
     for (const handoff::RegionSummary& summary : handoff.summaries) {
       const auto from = in.take(summary.bytes);

@@ -71,7 +71,8 @@ bool SenderEndpoint::receive(const std::vector<std::byte>& bytes) {
   Transfer& transfer = found->second;
   if (message.kind == MessageKind::reserved && transfer.destinations.empty()) {
     bool fits = message.destinations.size() == transfer.regions.size();
-    for (std::size_t i = 0; fits && i < transfer.regions.size(); ++i) fits = message.destinations[i].capacity == transfer.regions[i].capacity;
+    for (std::size_t i = 0; fits && i < transfer.regions.size(); ++i)
+      fits = message.destinations[i].capacity == transfer.regions[i].capacity;
     if (!fits) {
       transfer.reason = "the receiver reserved other regions than the descriptor has";
       perform(found->first, transfer, transfer.machine.cancel());
@@ -140,8 +141,11 @@ void SenderEndpoint::perform(int request, Transfer& transfer, const ProtocolActi
         transfer.most_in_flight = std::max(transfer.most_in_flight, transfer.machine.bytes_in_flight());
         break;
       }
-      case handoff::ActionKind::release: source_.release(request); break;
-      default: throw InternalError("a sender is told to do what receivers do");
+      case handoff::ActionKind::release:
+        source_.release(request);
+        break;
+      default:
+        throw InternalError("a sender is told to do what receivers do");
     }
   }
 }
@@ -163,8 +167,8 @@ HandoffRecord SenderEndpoint::record(int request) const {
     const handoff::Region& region = transfer.regions[i];
     bytes.push_back(transfer.summaries[i].bytes);
     record.bytes += static_cast<std::int64_t>(bytes.back());
-    record.regions.push_back({std::string(handoff::to_string(region.kind)), region.positions, region.loop, static_cast<std::int64_t>(bytes.back()),
-                              transfer.summaries[i].checksum});
+    record.regions.push_back({std::string(handoff::to_string(region.kind)), region.positions, region.loop,
+                              static_cast<std::int64_t>(bytes.back()), transfer.summaries[i].checksum});
   }
   record.bytes_final_before_last_loop =
       static_cast<std::int64_t>(handoff::bytes_final_after(transfer.descriptor, transfer.regions, bytes, transfer.descriptor.loops - 1));
@@ -173,7 +177,8 @@ HandoffRecord SenderEndpoint::record(int request) const {
 
 // ------------------------------------------------------------------------------------------------------------------------ receiver
 
-ReceiverEndpoint::ReceiverEndpoint(handoff::Target& target, handoff::ReceiverTransport& transport) : target_(target), transport_(transport) {}
+ReceiverEndpoint::ReceiverEndpoint(handoff::Target& target, handoff::ReceiverTransport& transport)
+    : target_(target), transport_(transport) {}
 
 bool ReceiverEndpoint::step() {
   bool progress = false;
@@ -195,7 +200,8 @@ bool ReceiverEndpoint::receive(const std::vector<std::byte>& bytes) {
       break;
     case MessageKind::arrived: {
       const handoff::Partition& partition = message.partition;
-      const bool inside = partition.region < transfer.destinations.size() && partition.offset <= transfer.destinations[partition.region].capacity &&
+      const bool inside = partition.region < transfer.destinations.size() &&
+                          partition.offset <= transfer.destinations[partition.region].capacity &&
                           partition.bytes <= transfer.destinations[partition.region].capacity - partition.offset;
       // A partition outside the regions counts like one that cannot be.
       value = inside ? partition.sequence : handoff::kMaximumPartitions;
@@ -205,7 +211,8 @@ bool ReceiverEndpoint::receive(const std::vector<std::byte>& bytes) {
       value = message.partitions;
       if (transfer.summaries.empty()) transfer.summaries = message.summaries;
       break;
-    default: break;
+    default:
+      break;
   }
   perform(message.transfer, transfer, transfer.machine.receive(message.kind, value));
   return true;
@@ -287,7 +294,8 @@ void ReceiverEndpoint::perform(const handoff::TransferId& id, Transfer& transfer
         withdraw(transfer);
         target_.abort(transfer.request);
         break;
-      default: throw InternalError("a receiver is told to do what senders do");
+      default:
+        throw InternalError("a receiver is told to do what senders do");
     }
   }
 }

@@ -71,9 +71,13 @@ class HandoffExecutor final : public Executor {
     for (const Action& action : submission.actions) {
       const int request = action.request;
       switch (action.kind) {
-        case ActionKind::hand_off: handed.push_back(request); break;
+        case ActionKind::hand_off:
+          handed.push_back(request);
+          break;
         case ActionKind::publish:
-        case ActionKind::evict: prompts.actions.push_back(action); break;
+        case ActionKind::evict:
+          prompts.actions.push_back(action);
+          break;
         case ActionKind::reuse:
           prompts.actions.push_back(action);
           run_->offers.push_back(request);
@@ -86,7 +90,8 @@ class HandoffExecutor final : public Executor {
           }
           rest.actions.push_back(action);
           break;
-        default: (run_->handed.contains(request) ? rest : prompts).actions.push_back(action);
+        default:
+          (run_->handed.contains(request) ? rest : prompts).actions.push_back(action);
       }
     }
     for (const WorkItem& item : submission.items) (item.kind == RowKind::prefill ? prompts : rest).items.push_back(item);
@@ -102,7 +107,8 @@ class HandoffExecutor final : public Executor {
     }
     run_->offers.clear();
     for (const WorkItem& item : prompts.items) {
-      const bool completes = item.end == run_->trace.requests.at(static_cast<std::size_t>(item.request)).prompt_length() && item.loop_last == run_->loops;
+      const bool completes =
+          item.end == run_->trace.requests.at(static_cast<std::size_t>(item.request)).prompt_length() && item.loop_last == run_->loops;
       if (completes && submission.failure == PlannedFailure::none) run_->sender.prompt_complete(item.request);
     }
     pump();
@@ -123,7 +129,8 @@ class HandoffExecutor final : public Executor {
     HeldResources& held = record.held_at_drain;
     const HeldResources& other = prompts.held_at_drain;
     held.requests += other.requests, held.pages += other.pages, held.blocks += other.blocks, held.references += other.references;
-    held.hidden_windows += other.hidden_windows, held.snapshots += other.snapshots, held.leases += other.leases, held.tickets += other.tickets;
+    held.hidden_windows += other.hidden_windows, held.snapshots += other.snapshots, held.leases += other.leases,
+        held.tickets += other.tickets;
     held.transfers += other.transfers;
     for (std::size_t i = 0; i < record.requests.size(); ++i) {
       const int request = static_cast<int>(i);
@@ -139,7 +146,12 @@ class HandoffExecutor final : public Executor {
  private:
   struct Run {
     Run(handoff::Source& source, handoff::Target& to, handoff::TransportEnds ends, HandoffLimits limits, const Trace& of, int loop_count)
-        : transport(std::move(ends)), target(to), sender(source, *transport.sender, 1, limits), receiver(to, *transport.receiver), trace(of), loops(loop_count) {}
+        : transport(std::move(ends)),
+          target(to),
+          sender(source, *transport.sender, 1, limits),
+          receiver(to, *transport.receiver),
+          trace(of),
+          loops(loop_count) {}
 
     handoff::TransportEnds transport;
     handoff::Target& target;
@@ -224,7 +236,8 @@ std::unique_ptr<Executor> make_handoff_executor(ExecutorFactory make, TransportF
   return std::make_unique<HandoffExecutor>(make, make, std::move(transport), limits);
 }
 
-std::unique_ptr<Executor> make_handoff_executor(ExecutorFactory prefill, ExecutorFactory decode, TransportFactory transport, HandoffLimits limits) {
+std::unique_ptr<Executor> make_handoff_executor(ExecutorFactory prefill, ExecutorFactory decode, TransportFactory transport,
+                                                HandoffLimits limits) {
   return std::make_unique<HandoffExecutor>(prefill, std::move(decode), std::move(transport), limits);
 }
 

@@ -17,7 +17,7 @@ using Bytes = std::vector<std::byte>;
 // What the two ends have in common.
 struct Shared {
   std::deque<Bytes> to_receiver, to_sender;
-  std::map<std::uint64_t, handoff::Memory> exposed;   // by address
+  std::map<std::uint64_t, handoff::Memory> exposed;  // by address
   std::uint64_t addresses = 1;
 };
 

@@ -135,6 +135,24 @@ struct CounterRow {
   std::int64_t value = 0;
 };
 
+// A request that was handed from prefill to decode (S-PD): bytes of regions by kind, and when they could and did leave.
+struct HandoffRow {
+  std::int64_t request = 0;
+  std::string transport;
+  std::string outcome;                             // "handed over", "cancelled", ...
+  std::int64_t regions = 0;
+  std::int64_t partitions = 0;
+  std::int64_t bytes = 0;                          // of all regions
+  std::int64_t dense_bytes = 0;                    // of K and V of all loops in BF16
+  std::int64_t validity_bytes = 0, activity_bytes = 0, base_payload_bytes = 0, residual_payload_bytes = 0, parameters_bytes = 0, rows_bytes = 0,
+               final_hidden_bytes = 0;
+  std::int64_t bytes_before_prompt_end = 0;        // left while the prompt was being computed
+  std::int64_t bytes_final_before_last_loop = 0;   // could leave before the last loop
+  std::int64_t most_bytes_in_flight = 0;
+  std::int64_t most_reserved_bytes = 0;            // of all requests at once, at the receiver
+  double seconds = kNotApplicable;                 // from the end of the prompt to the acknowledgement
+};
+
 // Execution-dependent timing: this plan against the serial plan, per logits row.
 struct DivergenceRow {
   std::int64_t request = 0;
@@ -191,6 +209,7 @@ struct CaseResult {
   std::vector<TimingRow> timings;
   std::vector<CounterRow> counters;
   std::vector<DivergenceRow> divergence;
+  std::vector<HandoffRow> handoffs;
 };
 
 struct ReportMeta {

@@ -231,4 +231,30 @@ std::span<const Column<DivergenceRow>> columns() {
   return list;
 }
 
+template <>
+std::span<const Column<HandoffRow>> columns() {
+  static constexpr Column<HandoffRow> list[] = {
+      {"request", "1", "Request, from 0", &HandoffRow::request},
+      {"transport", "", "What carried it: host, device, peer, ipc", &HandoffRow::transport},
+      {"outcome", "", "How it ended", &HandoffRow::outcome},
+      {"regions", "1", "Regions of the descriptor", &HandoffRow::regions},
+      {"partitions", "1", "Partitions that were posted", &HandoffRow::partitions},
+      {"bytes", "byte", "Bytes of all regions", &HandoffRow::bytes},
+      {"dense_bytes", "byte", "Bytes of K and V of all loops in BF16", &HandoffRow::dense_bytes},
+      {"validity_bytes", "byte", "Validity bitmaps", &HandoffRow::validity_bytes},
+      {"activity_bytes", "byte", "Activity bitmaps of loops 2 to 4", &HandoffRow::activity_bytes},
+      {"base_payload_bytes", "byte", "Codes of loop 1", &HandoffRow::base_payload_bytes},
+      {"residual_payload_bytes", "byte", "Codes of loops 2 to 4", &HandoffRow::residual_payload_bytes},
+      {"parameters_bytes", "byte", "Minimum and scale of every group", &HandoffRow::parameters_bytes},
+      {"rows_bytes", "byte", "K and V rows that are not encoded", &HandoffRow::rows_bytes},
+      {"final_hidden_bytes", "byte", "The final hidden row", &HandoffRow::final_hidden_bytes},
+      {"bytes_before_prompt_end", "byte", "Bytes that left while the prompt was being computed", &HandoffRow::bytes_before_prompt_end},
+      {"bytes_final_before_last_loop", "byte", "Bytes that depend on no row of the last loop", &HandoffRow::bytes_final_before_last_loop},
+      {"most_bytes_in_flight", "byte", "Bytes that were being written at once, at most", &HandoffRow::most_bytes_in_flight},
+      {"most_reserved_bytes", "byte", "Bytes that reservations of all requests held at the receiver at once", &HandoffRow::most_reserved_bytes},
+      {"seconds", "s", "From the end of the prompt to the acknowledgement", &HandoffRow::seconds},
+  };
+  return list;
+}
+
 }  // namespace loopgauge::harness

@@ -17,7 +17,7 @@ namespace loopgauge::harness {
 
 inline constexpr std::string_view kReportFormat = "loopgauge-report";
 inline constexpr int kReportMajor = 1;  // changes of meaning
-inline constexpr int kReportMinor = 2;  // additions
+inline constexpr int kReportMinor = 3;  // additions
 
 // One column of a table whose rows are `Row`. Units are UDUNITS words, "1" for ratios and counts, "" for text.
 template <class Row>
@@ -60,6 +60,8 @@ template <>
 std::span<const Column<CounterRow>> columns();
 template <>
 std::span<const Column<DivergenceRow>> columns();
+template <>
+std::span<const Column<HandoffRow>> columns();
 
 // Calls visit(name, description, pointer to the vector member of CaseResult) for every table of /case/<n>/.
 template <class Visit>
@@ -77,6 +79,7 @@ void visit_tables(Visit&& visit) {
   visit("timing", "Wall time, a row per phase and repetition", &CaseResult::timings);
   visit("counters", "What the run did, a row per counter", &CaseResult::counters);
   visit("divergence", "Distance from the serial plan under execution_dependent timing, a row per logits row", &CaseResult::divergence);
+  visit("handoffs", "Handoffs from prefill to decode, a row per request", &CaseResult::handoffs);
 }
 
 // The value as text: numbers in the shortest form that reads back exactly, NaN as "", booleans as "true" and "false".

@@ -344,6 +344,7 @@ void CaseRunner::judge_or_throw(const Case& value, const Trace& trace, const Com
   row.digests = digest_rows(actual.digests);
   set_time(row, actual.seconds);
   set_counters(row, actual.record.counters);
+  set_handoffs(row, actual.record.handoffs);
   if (claim) claim.fulfil(logits_only(actual.record));
 
   bool judged = false;

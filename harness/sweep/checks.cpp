@@ -3,7 +3,11 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
+#include <string_view>
 #include <utility>
+
+#include "models/handoff/regions.hpp"
 
 namespace loopgauge::harness {
 
@@ -120,6 +124,34 @@ void decide(CaseResult& result) {
 void set_counters(CaseResult& result, const RunCounters& counters) {
   result.counters.clear();
   for (const RunCounterField& field : run_counter_fields()) result.counters.push_back({std::string(field.name), counters.*field.member});
+}
+
+void set_handoffs(CaseResult& result, std::span<const HandoffRecord> handoffs) {
+  static const std::map<std::string_view, std::int64_t HandoffRow::*> kKinds{
+      {to_string(handoff::RegionKind::validity), &HandoffRow::validity_bytes},
+      {to_string(handoff::RegionKind::activity), &HandoffRow::activity_bytes},
+      {to_string(handoff::RegionKind::base_payload), &HandoffRow::base_payload_bytes},
+      {to_string(handoff::RegionKind::residual_payload), &HandoffRow::residual_payload_bytes},
+      {to_string(handoff::RegionKind::parameters), &HandoffRow::parameters_bytes},
+      {to_string(handoff::RegionKind::rows), &HandoffRow::rows_bytes},
+      {to_string(handoff::RegionKind::final_hidden), &HandoffRow::final_hidden_bytes}};
+  result.handoffs.clear();
+  for (const HandoffRecord& handoff : handoffs) {
+    HandoffRow& row = result.handoffs.emplace_back();
+    row.request = handoff.request;
+    row.transport = handoff.transport;
+    row.outcome = handoff.outcome;
+    row.regions = static_cast<std::int64_t>(handoff.regions.size());
+    row.partitions = handoff.partitions;
+    row.bytes = handoff.bytes;
+    row.dense_bytes = handoff.dense_bytes;
+    for (const HandoffRegion& region : handoff.regions) row.*kKinds.at(region.kind) += region.bytes;
+    row.bytes_before_prompt_end = handoff.bytes_before_prompt_end;
+    row.bytes_final_before_last_loop = handoff.bytes_final_before_last_loop;
+    row.most_bytes_in_flight = handoff.most_bytes_in_flight;
+    row.most_reserved_bytes = handoff.most_reserved_bytes;
+    row.seconds = handoff.seconds;
+  }
 }
 
 std::vector<DigestRow> digest_rows(const Digests& digests) {

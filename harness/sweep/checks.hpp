@@ -40,6 +40,7 @@ void decide(CaseResult& result);
 
 // Every counter of the run, the zeros included.
 void set_counters(CaseResult& result, const RunCounters& counters);
+void set_handoffs(CaseResult& result, std::span<const HandoffRecord> handoffs);
 
 std::vector<DigestRow> digest_rows(const Digests& digests);
 std::string digest_of(const CaseResult& result, std::string_view group);  // "" when absent

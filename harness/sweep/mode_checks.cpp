@@ -9,6 +9,7 @@
 #include "harness/sweep/acceptance.hpp"
 #include "harness/sweep/checks.hpp"
 #include "models/cut_rows.hpp"
+#include "models/handoff/protocol.hpp"
 
 namespace loopgauge::harness {
 namespace {
@@ -19,7 +20,7 @@ std::string counted(std::int64_t count, std::string_view singular, std::string_v
 
 // What the plan asks for.
 struct PlannedWork {
-  std::int64_t preemptions = 0, reused_windows = 0, evictions = 0, failures = 0, decode_items = 0;
+  std::int64_t preemptions = 0, reused_windows = 0, evictions = 0, failures = 0, decode_items = 0, handoffs = 0;
   bool several_chunks = false;       // of one request in a submission
   bool several_requests = false;     // in a submission
   bool ended_early = false;          // of the record: some request fed fewer tokens than the plan has rows for
@@ -35,6 +36,7 @@ PlannedWork planned_work(const Plan& plan, std::size_t requests) {
       const auto request = static_cast<std::size_t>(action.request);
       work.preemptions += action.kind == ActionKind::preempt ? 1 : 0;
       work.evictions += action.kind == ActionKind::evict ? 1 : 0;
+      work.handoffs += action.kind == ActionKind::hand_off ? 1 : 0;
       if (action.kind == ActionKind::rewind) ++work.rewinds[request];
       if (action.kind != ActionKind::reuse) continue;
       work.reused_windows += action.windows;
@@ -139,6 +141,16 @@ CheckRow mode_check(const ModeSpec& mode, const Plan& plan, const PlannedWork& w
                    counted(c.graph_replays, "step", "steps") + " replayed, " + std::to_string(c.graph_fallbacks) + " run eagerly");
   } else if (mode.graph) {
     evidence.shown(true, "nothing captured: replay is of the optimized runtime");
+  }
+  if (mode.pd && work.handoffs == 0) evidence.nothing_to_do("pd has nothing to do: every request is cancelled before its prompt is complete");
+  if (work.handoffs > 0 || !record.handoffs.empty()) {
+    std::int64_t handed = 0, bytes = 0, dense = 0;
+    for (const HandoffRecord& handoff : record.handoffs) {
+      if (handoff.outcome != to_string(handoff::Outcome::handed_over)) continue;
+      ++handed, bytes += handoff.bytes, dense += handoff.dense_bytes;
+    }
+    evidence.shown(handed == work.handoffs, std::to_string(handed) + " of " + counted(work.handoffs, "request", "requests") + " handed off with " +
+                                                counted(bytes, "byte", "bytes") + ", dense " + std::to_string(dense));
   }
   evidence.shown(c.failures == work.failures, std::to_string(c.failures) + " of " + counted(work.failures, "failure", "failures"));
   return evidence.check();

@@ -23,7 +23,7 @@ inline constexpr std::string_view kEqualsUndisturbedCheck = "equals_undisturbed"
 
 // mode: the plan's actions happened and the counters prove each part of the mode: at least two submissions in flight and no value read
 // back (async), windows reused (prefix), requests preempted (preempt), steps replayed (graph, optimized), several chunks of one prompt in
-// a submission (wcpb), several requests in a submission (mixed). not_run where the trace gives the mode nothing to do, and where the
+// a submission (wcpb), several requests in a submission (mixed), every planned handoff acknowledged (pd). not_run where the trace gives the mode nothing to do, and where the
 // executor counts nothing.
 // executions: of every request that completed, exactly the (position, loop) that the specification executes, each once, plus at most one
 // execution for each rewind; windows that were reused never; and the counters agree with the sum.

@@ -14,7 +14,9 @@ namespace {
 
 constexpr std::string_view kMagic = "LGPDDESC";
 
-[[noreturn]] void refuse(const std::string& field, const std::string& sentence) { throw HandoffError("descriptor: " + field + " " + sentence); }
+[[noreturn]] void refuse(const std::string& field, const std::string& sentence) {
+  throw HandoffError("descriptor: " + field + " " + sentence);
+}
 
 std::int32_t ranged(ByteReader& in, const std::string& field, std::int64_t least, std::int64_t most) {
   const auto value = in.integer<std::uint32_t>();
@@ -27,7 +29,8 @@ std::int32_t ranged(ByteReader& in, const std::string& field, std::int64_t least
 template <class Enum>
 Enum one_of(ByteReader& in, const std::string& field, std::uint8_t least, std::uint8_t most) {
   const auto value = in.integer<std::uint8_t>();
-  if (value < least || value > most) refuse(field, "code " + std::to_string(value) + " is not known to version " + std::to_string(kDescriptorVersion));
+  if (value < least || value > most)
+    refuse(field, "code " + std::to_string(value) + " is not known to version " + std::to_string(kDescriptorVersion));
   return static_cast<Enum>(value);
 }
 
@@ -125,7 +128,8 @@ std::vector<std::byte> serialize(const Descriptor& d) {
   out.integer(static_cast<std::uint32_t>(kDescriptorFixedBytes + d.configuration.size() + kChecksumBytes));
   out.bytes(from_hexadecimal(d.model_sha256));
   out.bytes(from_hexadecimal(d.prompt_sha256));
-  for (const std::int32_t value : {d.layers, d.loops, d.heads, d.head_dim, d.hidden, d.vocab, d.prompt_length, d.encoded_frontier, d.window, d.tail}) {
+  for (const std::int32_t value :
+       {d.layers, d.loops, d.heads, d.head_dim, d.hidden, d.vocab, d.prompt_length, d.encoded_frontier, d.window, d.tail}) {
     out.integer(value);
   }
   for (const std::int32_t retention : d.retention_bp) out.integer(retention);
@@ -215,7 +219,8 @@ std::string first_difference(const Descriptor& found, const Descriptor& expected
     if constexpr (std::is_same_v<std::decay_t<decltype(a)>, std::string>) {
       text = std::string(field) + " is " + a + ", here it is " + b;
     } else {
-      text = std::string(field) + " is " + std::to_string(static_cast<long long>(a)) + ", here it is " + std::to_string(static_cast<long long>(b));
+      text = std::string(field) + " is " + std::to_string(static_cast<long long>(a)) + ", here it is " +
+             std::to_string(static_cast<long long>(b));
     }
   };
   const auto check_word = [&](const char* field, auto a, auto b) { check(field, std::string(to_string(a)), std::string(to_string(b))); };

@@ -60,7 +60,8 @@ std::vector<std::byte> serialize(const Message& m) {
     case MessageKind::writes_ended:
     case MessageKind::activated:
     case MessageKind::cancel:
-    case MessageKind::released: break;
+    case MessageKind::released:
+      break;
   }
   return out.take();
 }
@@ -70,7 +71,8 @@ Message parse_message(std::span<const std::byte> bytes) {
   if (bytes.size() > kMaximumMessageBytes) throw HandoffError("message: length: " + std::to_string(bytes.size()) + " bytes are too many");
   if (in.text(kMagic.size()) != kMagic) throw HandoffError("message: magic is not " + std::string(kMagic));
   if (const auto version = in.integer<std::uint32_t>(); version != kMessageVersion) {
-    throw HandoffError("message: version " + std::to_string(version) + " is not the version " + std::to_string(kMessageVersion) + " that can be read");
+    throw HandoffError("message: version " + std::to_string(version) + " is not the version " + std::to_string(kMessageVersion) +
+                       " that can be read");
   }
   Message m;
   const auto kind = in.integer<std::uint32_t>();
@@ -107,12 +109,16 @@ Message parse_message(std::span<const std::byte> bytes) {
       }
       break;
     case static_cast<std::uint32_t>(MessageKind::refused):
-    case static_cast<std::uint32_t>(MessageKind::failed): m.reason = in.text(counted(in, 1, kMaximumReasonBytes, "bytes of a reason")); break;
+    case static_cast<std::uint32_t>(MessageKind::failed):
+      m.reason = in.text(counted(in, 1, kMaximumReasonBytes, "bytes of a reason"));
+      break;
     case static_cast<std::uint32_t>(MessageKind::writes_ended):
     case static_cast<std::uint32_t>(MessageKind::activated):
     case static_cast<std::uint32_t>(MessageKind::cancel):
-    case static_cast<std::uint32_t>(MessageKind::released): break;
-    default: throw HandoffError("message: kind " + std::to_string(kind) + " is not known to version " + std::to_string(kMessageVersion));
+    case static_cast<std::uint32_t>(MessageKind::released):
+      break;
+    default:
+      throw HandoffError("message: kind " + std::to_string(kind) + " is not known to version " + std::to_string(kMessageVersion));
   }
   if (in.left() != 0) throw HandoffError("message: length: " + std::to_string(in.left()) + " bytes follow its end");
   return m;

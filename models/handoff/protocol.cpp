@@ -18,29 +18,46 @@ void append(ProtocolActions& to, const ProtocolActions& more) { to.insert(to.end
 
 std::string_view to_string(MessageKind kind) {
   switch (kind) {
-    case MessageKind::offer: return "offer";
-    case MessageKind::arrived: return "arrived";
-    case MessageKind::commit: return "commit";
-    case MessageKind::writes_ended: return "writes_ended";
-    case MessageKind::reserved: return "reserved";
-    case MessageKind::refused: return "refused";
-    case MessageKind::activated: return "activated";
-    case MessageKind::failed: return "failed";
-    case MessageKind::cancel: return "cancel";
-    case MessageKind::released: return "released";
+    case MessageKind::offer:
+      return "offer";
+    case MessageKind::arrived:
+      return "arrived";
+    case MessageKind::commit:
+      return "commit";
+    case MessageKind::writes_ended:
+      return "writes_ended";
+    case MessageKind::reserved:
+      return "reserved";
+    case MessageKind::refused:
+      return "refused";
+    case MessageKind::activated:
+      return "activated";
+    case MessageKind::failed:
+      return "failed";
+    case MessageKind::cancel:
+      return "cancel";
+    case MessageKind::released:
+      return "released";
   }
   throw InternalError("unknown message");
 }
 
 std::string_view to_string(Outcome outcome) {
   switch (outcome) {
-    case Outcome::open: return "open";
-    case Outcome::handed_over: return "handed over";
-    case Outcome::refused: return "refused";
-    case Outcome::cancelled: return "cancelled";
-    case Outcome::failed: return "failed";
-    case Outcome::expired: return "expired";
-    case Outcome::peer_lost: return "peer lost";
+    case Outcome::open:
+      return "open";
+    case Outcome::handed_over:
+      return "handed over";
+    case Outcome::refused:
+      return "refused";
+    case Outcome::cancelled:
+      return "cancelled";
+    case Outcome::failed:
+      return "failed";
+    case Outcome::expired:
+      return "expired";
+    case Outcome::peer_lost:
+      return "peer lost";
   }
   throw InternalError("unknown outcome");
 }
@@ -130,7 +147,8 @@ ProtocolActions Sender::receive(MessageKind message) {
         return post_what_fits();
       }
       // An offer that was late was reserved for after the receiver had been told to forget it.
-      if (state_ == State::closing || (state_ == State::closed && outcome_ != Outcome::handed_over)) return {send(MessageKind::writes_ended)};
+      if (state_ == State::closing || (state_ == State::closed && outcome_ != Outcome::handed_over))
+        return {send(MessageKind::writes_ended)};
       return {};
     case MessageKind::refused:
       if (state_ == State::offered) return close(Outcome::refused);
@@ -151,7 +169,8 @@ ProtocolActions Sender::receive(MessageKind message) {
       // The receiver knows nothing of the transfer any more.
       if (state_ == State::offered || state_ == State::sending || state_ == State::committed) return stop(Outcome::cancelled);
       return {};
-    default: return {};  // a message of senders
+    default:
+      return {};  // a message of senders
   }
 }
 
@@ -178,7 +197,8 @@ ProtocolActions Sender::peer_lost() {
 
 ProtocolActions Receiver::receive(MessageKind message, std::uint32_t value) {
   switch (message) {
-    case MessageKind::offer: return on_offer();
+    case MessageKind::offer:
+      return on_offer();
     case MessageKind::arrived:
       if (state_ != State::receiving) return {};
       if (value >= kMaximumPartitions || (committed_ && value >= count_)) return stop(Outcome::failed);
@@ -193,20 +213,27 @@ ProtocolActions Receiver::receive(MessageKind message, std::uint32_t value) {
       committed_ = true;
       count_ = value;
       return activate_if_complete();
-    case MessageKind::writes_ended: return on_writes_ended();
-    default: return {};  // a message of receivers
+    case MessageKind::writes_ended:
+      return on_writes_ended();
+    default:
+      return {};  // a message of receivers
   }
 }
 
 ProtocolActions Receiver::on_offer() {
   switch (state_) {
-    case State::idle: state_ = State::reserving; return {perform(ActionKind::reserve)};
-    case State::receiving: return {send(MessageKind::reserved)};
-    case State::active: return {send(MessageKind::activated)};
+    case State::idle:
+      state_ = State::reserving;
+      return {perform(ActionKind::reserve)};
+    case State::receiving:
+      return {send(MessageKind::reserved)};
+    case State::active:
+      return {send(MessageKind::activated)};
     case State::closed:
       if (outcome_ == Outcome::refused) return {send(MessageKind::refused)};
       return {send(outcome_ == Outcome::failed ? MessageKind::failed : MessageKind::released)};
-    default: return {};
+    default:
+      return {};
   }
 }
 
@@ -250,11 +277,16 @@ ProtocolActions Receiver::on_writes_ended() {
       state_ = State::closed;
       outcome_ = Outcome::cancelled;
       return {send(MessageKind::released)};
-    case State::receiving: return end(Outcome::cancelled, true);
-    case State::cancelling: return end(outcome_, true);
-    case State::active: return {send(MessageKind::activated)};
-    case State::closed: return {send(outcome_ == Outcome::failed ? MessageKind::failed : MessageKind::released)};
-    default: return {};  // the answer follows when the reservation or activation has ended
+    case State::receiving:
+      return end(Outcome::cancelled, true);
+    case State::cancelling:
+      return end(outcome_, true);
+    case State::active:
+      return {send(MessageKind::activated)};
+    case State::closed:
+      return {send(outcome_ == Outcome::failed ? MessageKind::failed : MessageKind::released)};
+    default:
+      return {};  // the answer follows when the reservation or activation has ended
   }
 }
 
@@ -280,10 +312,15 @@ ProtocolActions Receiver::cancel() {
       outcome_ = Outcome::cancelled;
       return {};
     case State::reserving:
-    case State::activating: cancel_requested_ = true; return {};
-    case State::receiving: return stop(Outcome::cancelled);
-    case State::active: return end(Outcome::cancelled, false);
-    default: return {};
+    case State::activating:
+      cancel_requested_ = true;
+      return {};
+    case State::receiving:
+      return stop(Outcome::cancelled);
+    case State::active:
+      return end(Outcome::cancelled, false);
+    default:
+      return {};
   }
 }
 

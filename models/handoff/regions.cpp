@@ -14,7 +14,9 @@ std::size_t word_bytes(int positions) { return static_cast<std::size_t>((positio
 int groups(int count) { return (count + kGroupSize - 1) / kGroupSize; }
 
 // Rows of one loop's K and V, or of their codes, over all layers and heads.
-std::uint64_t tensor_rows(const Descriptor& d) { return std::uint64_t{2} * static_cast<std::uint64_t>(d.layers) * static_cast<std::uint64_t>(d.heads); }
+std::uint64_t tensor_rows(const Descriptor& d) {
+  return std::uint64_t{2} * static_cast<std::uint64_t>(d.layers) * static_cast<std::uint64_t>(d.heads);
+}
 
 // Rows of a window that execute the loop (S-TSEL-4).
 int window_rows(const Descriptor& d, int window_size, int loop) {
@@ -59,8 +61,8 @@ class RegionList {
 
   void add(RegionKind kind, PositionRange positions, int loop) {
     if (regions_.size() == kMaximumRegions) {
-      throw HandoffError("descriptor: prompt of " + std::to_string(d_.prompt_length) + " positions in windows of " + std::to_string(d_.window) +
-                         " has more than " + std::to_string(kMaximumRegions) + " regions");
+      throw HandoffError("descriptor: prompt of " + std::to_string(d_.prompt_length) + " positions in windows of " +
+                         std::to_string(d_.window) + " has more than " + std::to_string(kMaximumRegions) + " regions");
     }
     Region region{kind, positions, loop, positions.size(), true, 0};
     if (loop >= 3 && kind != RegionKind::final_hidden) {
@@ -71,7 +73,8 @@ class RegionList {
     }
     region.capacity = region_bytes(d_, region, region.most_rows);
     total_ += region.capacity;
-    if (total_ > kMaximumHandoffBytes) throw HandoffError("descriptor: the regions have more than " + std::to_string(kMaximumHandoffBytes) + " bytes");
+    if (total_ > kMaximumHandoffBytes)
+      throw HandoffError("descriptor: the regions have more than " + std::to_string(kMaximumHandoffBytes) + " bytes");
     regions_.push_back(region);
   }
 
@@ -84,13 +87,20 @@ class RegionList {
 
 std::string_view to_string(RegionKind kind) {
   switch (kind) {
-    case RegionKind::validity: return "validity";
-    case RegionKind::activity: return "activity";
-    case RegionKind::base_payload: return "base_payload";
-    case RegionKind::residual_payload: return "residual_payload";
-    case RegionKind::parameters: return "parameters";
-    case RegionKind::rows: return "rows";
-    case RegionKind::final_hidden: return "final_hidden";
+    case RegionKind::validity:
+      return "validity";
+    case RegionKind::activity:
+      return "activity";
+    case RegionKind::base_payload:
+      return "base_payload";
+    case RegionKind::residual_payload:
+      return "residual_payload";
+    case RegionKind::parameters:
+      return "parameters";
+    case RegionKind::rows:
+      return "rows";
+    case RegionKind::final_hidden:
+      return "final_hidden";
   }
   throw InternalError("unknown kind of region");
 }
@@ -103,20 +113,25 @@ std::string describe(const Region& region) {
 
 std::vector<Region> regions_of(const Descriptor& descriptor) { return RegionList(descriptor).build(); }
 
-// Extents are bounded by the descriptor's ranges (2^10 layers, heads and channels, 2^24 rows), so that products of one region stay below 2^58.
+// Extents are bounded by the descriptor's ranges (2^10 layers, heads and channels, 2^24 rows), so that products of one region stay below
+// 2^58.
 std::size_t region_bytes(const Descriptor& d, const Region& region, int rows) {
   const std::uint64_t n = static_cast<std::uint64_t>(rows), width = static_cast<std::uint64_t>(d.head_dim);
   switch (region.kind) {
     case RegionKind::validity:
-    case RegionKind::activity: return word_bytes(region.positions.size());
+    case RegionKind::activity:
+      return word_bytes(region.positions.size());
     case RegionKind::base_payload:
-    case RegionKind::residual_payload: return tensor_rows(d) * n * (width / 2);
+    case RegionKind::residual_payload:
+      return tensor_rows(d) * n * (width / 2);
     case RegionKind::parameters: {
       const std::uint64_t k = static_cast<std::uint64_t>(groups(rows)) * width, v = n * static_cast<std::uint64_t>(groups(d.head_dim));
       return tensor_rows(d) / 2 * (k + v) * 4;
     }
-    case RegionKind::rows: return tensor_rows(d) * n * width * element_bytes(d.element);
-    case RegionKind::final_hidden: return static_cast<std::size_t>(d.hidden) * element_bytes(d.element);
+    case RegionKind::rows:
+      return tensor_rows(d) * n * width * element_bytes(d.element);
+    case RegionKind::final_hidden:
+      return static_cast<std::size_t>(d.hidden) * element_bytes(d.element);
   }
   throw InternalError("unknown kind of region");
 }
@@ -124,10 +139,12 @@ std::size_t region_bytes(const Descriptor& d, const Region& region, int rows) {
 int window_of(const Descriptor& descriptor, int position) { return position / descriptor.window; }
 
 std::uint64_t dense_bytes(const Descriptor& d) {
-  return tensor_rows(d) * static_cast<std::uint64_t>(d.loops) * static_cast<std::uint64_t>(d.prompt_length) * static_cast<std::uint64_t>(d.head_dim) * 2;
+  return tensor_rows(d) * static_cast<std::uint64_t>(d.loops) * static_cast<std::uint64_t>(d.prompt_length) *
+         static_cast<std::uint64_t>(d.head_dim) * 2;
 }
 
-std::uint64_t bytes_final_after(const Descriptor& descriptor, std::span<const Region> regions, std::span<const std::uint64_t> bytes, int loop) {
+std::uint64_t bytes_final_after(const Descriptor& descriptor, std::span<const Region> regions, std::span<const std::uint64_t> bytes,
+                                int loop) {
   std::uint64_t sum = 0;
   for (std::size_t i = 0; i < regions.size(); ++i) {
     const Region& region = regions[i];
@@ -246,12 +263,14 @@ std::string activation_fault(const Descriptor& descriptor, std::span<const Regio
   ActivityMaps maps(descriptor);
   for (std::size_t i = 0; i < regions.size(); ++i) {
     if (summaries[i].bytes > data[i].size()) {
-      return describe(regions[i]) + ": " + std::to_string(summaries[i].bytes) + " bytes are more than the reserved " + std::to_string(data[i].size());
+      return describe(regions[i]) + ": " + std::to_string(summaries[i].bytes) + " bytes are more than the reserved " +
+             std::to_string(data[i].size());
     }
     const auto bytes = data[i].first(static_cast<std::size_t>(summaries[i].bytes));
     if (region_checksum(bytes) != summaries[i].checksum) return describe(regions[i]) + ": the checksum does not fit the bytes that arrived";
     const bool is_map = regions[i].kind == RegionKind::validity || regions[i].kind == RegionKind::activity;
-    if (is_map && bytes.size() != regions[i].capacity) return describe(regions[i]) + ": " + std::to_string(bytes.size()) + " bytes of a bitmap";
+    if (is_map && bytes.size() != regions[i].capacity)
+      return describe(regions[i]) + ": " + std::to_string(bytes.size()) + " bytes of a bitmap";
     if (is_map) maps.set_words(std::max(1, regions[i].loop), window_of(descriptor, regions[i].positions.begin), bytes);
   }
   return metadata_fault(descriptor, regions, summaries, maps);

@@ -49,7 +49,8 @@ class Elements {
   template <class Integer>
   Integer integer() {
     Integer value = 0;
-    for (std::size_t i = 0; i < sizeof value; ++i) value = static_cast<Integer>(value | static_cast<Integer>(std::to_integer<Integer>(rest_[i]) << (8 * i)));
+    for (std::size_t i = 0; i < sizeof value; ++i)
+      value = static_cast<Integer>(value | static_cast<Integer>(std::to_integer<Integer>(rest_[i]) << (8 * i)));
     rest_ = rest_.subspan(sizeof value);
     return value;
   }
@@ -132,14 +133,17 @@ bool HandoffSource<P>::is_final(const RequestState<P>& s, const Region& region) 
   const RequestStorage<P>& h = *s.held;
   const int done = h.window_loops.at(static_cast<std::size_t>(region.positions.begin / run_.config.window()));
   switch (region.kind) {
-    case RegionKind::validity: return done == run_.config.loops();
+    case RegionKind::validity:
+      return done == run_.config.loops();
     case RegionKind::activity:
-    case RegionKind::rows: return done >= region.loop;
+    case RegionKind::rows:
+      return done >= region.loop;
     case RegionKind::base_payload:
     case RegionKind::residual_payload:
     case RegionKind::parameters:
       return run_.config.q().policy == EncodingPolicy::streaming ? done >= region.loop : h.encoded >= region.positions.end;
-    case RegionKind::final_hidden: return !h.final_hidden.empty();
+    case RegionKind::final_hidden:
+      return !h.final_hidden.empty();
   }
   throw InternalError("unknown kind of region");
 }
@@ -250,15 +254,16 @@ std::int64_t HandoffSource<P>::regions_held() const {
 template <class P>
 handoff::Descriptor HandoffTarget<P>::expected(int request) const {
   if (request < 0 || static_cast<std::size_t>(request) >= requests_.size()) {
-    throw handoff::HandoffError("request " + std::to_string(request) + " is none of the " + std::to_string(requests_.size()) + " of trace " +
-                                run_.trace.name);
+    throw handoff::HandoffError("request " + std::to_string(request) + " is none of the " + std::to_string(requests_.size()) +
+                                " of trace " + run_.trace.name);
   }
   return descriptor_of(run_, requests_[static_cast<std::size_t>(request)]);
 }
 
 template <class P>
 std::vector<handoff::Memory> HandoffTarget<P>::reserve(int request, const handoff::Descriptor& descriptor) {
-  if (const std::string text = first_difference(descriptor, expected(request)); !text.empty()) throw handoff::HandoffError("handoff refused: " + text);
+  if (const std::string text = first_difference(descriptor, expected(request)); !text.empty())
+    throw handoff::HandoffError("handoff refused: " + text);
   RequestState<P>& s = requests_.at(static_cast<std::size_t>(request));
   if (s.phase != RequestState<P>::Phase::waiting || reservations_.contains(request)) {
     throw handoff::HandoffError("handoff refused: " + name(s) + " is here already");
@@ -317,8 +322,11 @@ void HandoffTarget<P>::unpack(RequestState<P>& s, const Reservation& reservation
     const std::size_t r = static_cast<std::size_t>(std::max(1, region.loop) - 1);
     switch (region.kind) {
       case RegionKind::validity:
-      case RegionKind::activity: break;
-      case RegionKind::base_payload: h.blocks.push_back({region.positions, {}}); [[fallthrough]];
+      case RegionKind::activity:
+        break;
+      case RegionKind::base_payload:
+        h.blocks.push_back({region.positions, {}});
+        [[fallthrough]];
       case RegionKind::residual_payload: {
         CodecStream& stream = h.blocks.back().streams[r];
         stream = stream_with_rows(model, maps.rows(region.loop, region.positions));
@@ -362,8 +370,58 @@ void HandoffTarget<P>::unpack(RequestState<P>& s, const Reservation& reservation
 // What a receiver without checks would do with bytes that are not those of this handoff.
 template <class P>
 void HandoffTarget<P>::plant_fault(Reservation& reservation, std::span<const handoff::RegionSummary> summaries) const {
-  static_cast<void>(reservation);
-  static_cast<void>(summaries);
+  const auto is_map = [](const Region& region) { return region.kind == RegionKind::validity || region.kind == RegionKind::activity; };
+  const std::vector<Region>& regions = reservation.regions;
+  const auto forget = [&](std::size_t i, std::size_t from) {
+    std::fill(reservation.memory[i].begin() + static_cast<std::ptrdiff_t>(from), reservation.memory[i].end(), std::byte{0});
+  };
+  switch (run_.options.fault) {
+    case Fault::handoff_incomplete: {  // the second half of the last region of K and V
+      std::size_t last = regions.size() - 2;
+      while (!is_map(regions[last]) && summaries[last].bytes == 0) --last;
+      forget(last, static_cast<std::size_t>(summaries[last].bytes / 2));
+      return;
+    }
+    case Fault::handoff_without_rows:
+    case Fault::handoff_without_hidden:
+      for (std::size_t i = 0; i < regions.size(); ++i) {
+        if (regions[i].kind == (run_.planted(Fault::handoff_without_rows) ? RegionKind::rows : RegionKind::final_hidden)) forget(i, 0);
+      }
+      return;
+    case Fault::handoff_stale_parameters:
+      for (std::size_t i = regions.size(); i-- > 0;) {
+        if (regions[i].kind != RegionKind::parameters) continue;
+        for (std::size_t before = i; before-- > 0;) {
+          if (regions[before].kind != RegionKind::parameters || regions[before].loop != regions[i].loop) continue;
+          std::copy_n(reservation.memory[before].begin(), std::min(reservation.memory[before].size(), reservation.memory[i].size()),
+                      reservation.memory[i].begin());
+          break;
+        }
+      }
+      return;
+    case Fault::handoff_wrong_activity: {
+      handoff::ActivityMaps maps(reservation.descriptor), wrong(reservation.descriptor);
+      for (std::size_t i = 0; i < regions.size(); ++i) {
+        if (is_map(regions[i]))
+          maps.set_words(std::max(1, regions[i].loop), window_of(reservation.descriptor, regions[i].positions.begin),
+                         reservation.memory[i]);
+      }
+      for (const Region& region : regions) {  // as many rows of every range as before, so that the regions keep their sizes
+        if (region.loop != 4 || (region.kind != RegionKind::rows && region.kind != RegionKind::residual_payload)) continue;
+        const auto candidates = maps.rows(3, region.positions);
+        const std::size_t count = maps.rows(4, region.positions).size();
+        for (std::size_t at = candidates.size() - count; at < candidates.size(); ++at) wrong.set_active(4, candidates[at]);
+      }
+      for (std::size_t i = 0; i < regions.size(); ++i) {
+        if (regions[i].kind == RegionKind::activity && regions[i].loop == 4) {
+          reservation.memory[i] = wrong.words(4, window_of(reservation.descriptor, regions[i].positions.begin));
+        }
+      }
+      return;
+    }
+    default:
+      return;
+  }
 }
 
 template <class P>
@@ -381,7 +439,7 @@ std::int64_t HandoffTarget<P>::regions_held() const {
   return count;
 }
 
-#define LOOPGAUGE_INSTANTIATE(P)    \
+#define LOOPGAUGE_INSTANTIATE(P)   \
   template class HandoffSource<P>; \
   template class HandoffTarget<P>;
 LOOPGAUGE_FOR_EACH_PROFILE(LOOPGAUGE_INSTANTIATE)

@@ -22,8 +22,6 @@ using harness::HandoffArchive;
 
 class Archive : public testing::Test {
  protected:
-  Archive() { checkpoint_.sha256 = std::string(64, '7'); }
-
   RunRecord replay_pd(Executor& executor, const AlgorithmConfig& requested, RunOptions options = {}) const {
     const EffectiveConfig config = EffectiveConfig::resolve(requested, checkpoint_.config);
     const Plan plan = harness::make_plan(harness::parse_mode("wcpb+pd"), trace_, config);
@@ -32,16 +30,18 @@ class Archive : public testing::Test {
   }
   HandoffArchive archived(const AlgorithmConfig& requested, RunOptions options = {}) const {
     HandoffArchive archive;
-    const auto executor = harness::make_handoff_executor([&] { return reference::make_reference_executor(checkpoint_); },
-                                                         [&] { return harness::make_archiving_executor(archive); }, harness::make_host_transport);
+    const auto executor =
+        harness::make_handoff_executor([&] { return reference::make_reference_executor(checkpoint_); },
+                                       [&] { return harness::make_archiving_executor(archive); }, harness::make_host_transport);
     replay_pd(*executor, requested, options);
     archive.producer = "test";
     archive.trace = trace_.name;
     return archive;
   }
   RunRecord decoded(const HandoffArchive& archive, const AlgorithmConfig& requested, RunOptions options = {}) const {
-    const auto executor = harness::make_handoff_executor([&] { return harness::make_archived_executor(archive); },
-                                                         [&] { return reference::make_reference_executor(checkpoint_); }, harness::make_host_transport);
+    const auto executor =
+        harness::make_handoff_executor([&] { return harness::make_archived_executor(archive); },
+                                       [&] { return reference::make_reference_executor(checkpoint_); }, harness::make_host_transport);
     return replay_pd(*executor, requested, options);
   }
 
@@ -103,8 +103,13 @@ TEST_F(Archive, AnotherModelConfigurationPromptOrRequestIsRefusedByName) {
 TEST_F(Archive, HasTheseBytesAroundItsRegions) {
   const HandoffArchive archive = archived(switches("t0s0q0"));
   const auto bytes = harness::serialize(archive);
-  EXPECT_EQ(hexadecimal(std::span(bytes).first(16)), "4c47504446494c45" "01000000" "02000000");  // LGPDFILE, version, handoffs
-  EXPECT_EQ(hexadecimal(std::span(bytes).subspan(24, 8)), "04000000" "74657374");                // "test"
+  EXPECT_EQ(hexadecimal(std::span(bytes).first(16)),
+            "4c47504446494c45"
+            "01000000"
+            "02000000");  // LGPDFILE, version, handoffs
+  EXPECT_EQ(hexadecimal(std::span(bytes).subspan(24, 8)),
+            "04000000"
+            "74657374");  // "test"
   std::size_t size = 24 + 4 + 4 + 4 + archive.trace.size() + 32;
   for (const auto& handoff : archive.handoffs) {
     size += 4 + handoff::serialize(handoff.descriptor).size() + 4 + handoff.summaries.size() * 16;
@@ -117,7 +122,8 @@ TEST_F(Archive, HasTheseBytesAroundItsRegions) {
 TEST_F(Archive, ArbitraryBytesAreRefusedCleanly) {
   const auto good = harness::serialize(archived(switches("t1s1q1")));
   EXPECT_NO_THROW(harness::parse_archive(good));
-  for (std::size_t count = 0; count < good.size(); count += 1 + count / 16) EXPECT_THROW(harness::parse_archive(std::span(good).first(count)), handoff::HandoffError);
+  for (std::size_t count = 0; count < good.size(); count += 1 + count / 16)
+    EXPECT_THROW(harness::parse_archive(std::span(good).first(count)), handoff::HandoffError);
   std::mt19937 generator(17);
   int accepted = 0, behind_the_seal = 0;
   for (int i = 0; i < 3000; ++i) {

@@ -38,17 +38,40 @@ std::string refusal(std::span<const std::byte> bytes) {
 
 TEST(Descriptor, HasTheseBytes) {
   const std::string text = hexadecimal(serialize(sample()));
-  const std::string head = "4c47504444455343"                                                  // LGPDDESC
-                           "01000000";                                                         // version
+  const std::string head =
+      "4c47504444455343"  // LGPDDESC
+      "01000000";         // version
   EXPECT_EQ(text.substr(0, head.size()), head);
-  EXPECT_EQ(text.substr(2 * 16, 64), std::string(64, 'a'));                                    // model
-  EXPECT_EQ(text.substr(2 * 48, 64), "1fbdefc8c643c6edc667cbffd9c8ece02dc1a4a5015da371e65794d0981c6c50");                                         // prompt
+  EXPECT_EQ(text.substr(2 * 16, 64), std::string(64, 'a'));                                                // model
+  EXPECT_EQ(text.substr(2 * 48, 64), "1fbdefc8c643c6edc667cbffd9c8ece02dc1a4a5015da371e65794d0981c6c50");  // prompt
   EXPECT_EQ(text.substr(2 * 80, 2 * 76),
-            "02000000" "04000000" "02000000" "04000000" "06000000" "2c010000"                  // layers loops heads head_dim hidden vocab
-            "2c010000" "00010000" "80000000" "46000000"                                        // P 300, E 256, W 128, tail 70
-            "10270000" "10270000" "c4090000" "e8030000"                                        // retention
-            "01" "01" "04" "01" "01" "02" "4000" "4000"                                        // element, quantized, bits, depth, axes, groups
-            "02" "00" "00" "000000" "05000000");                                               // streaming, serial_aligned, committed, zero, request
+            "02000000"
+            "04000000"
+            "02000000"
+            "04000000"
+            "06000000"
+            "2c010000"  // layers loops heads head_dim hidden vocab
+            "2c010000"
+            "00010000"
+            "80000000"
+            "46000000"  // P 300, E 256, W 128, tail 70
+            "10270000"
+            "10270000"
+            "c4090000"
+            "e8030000"  // retention
+            "01"
+            "01"
+            "04"
+            "01"
+            "01"
+            "02"
+            "4000"
+            "4000"  // element, quantized, bits, depth, axes, groups
+            "02"
+            "00"
+            "00"
+            "000000"
+            "05000000");  // streaming, serial_aligned, committed, zero, request
   const auto bytes = serialize(sample());
   EXPECT_EQ(std::to_integer<std::size_t>(bytes[156]) + 256 * std::to_integer<std::size_t>(bytes[157]), sample().configuration.size());
   EXPECT_EQ(bytes.size(), handoff::kDescriptorFixedBytes + sample().configuration.size() + handoff::kChecksumBytes);
@@ -125,8 +148,8 @@ TEST(Descriptor, NamesTheFieldThatDiffers) {
   EXPECT_EQ(differing([](Descriptor& d) { d.configuration = "nonsense"; }), "configuration is no JSON object");
 }
 
-// Whatever the bytes are: an error that says what, or a descriptor whose regions can be listed or are refused. Half of the changes are sealed
-// again, so that they get past the checksum.
+// Whatever the bytes are: an error that says what, or a descriptor whose regions can be listed or are refused. Half of the changes are
+// sealed again, so that they get past the checksum.
 TEST(Descriptor, ArbitraryBytesAreRefusedCleanly) {
   std::mt19937 generator(7);
   const auto good = serialize(sample());

@@ -49,7 +49,8 @@ class Wire {
       return message;
     }
     bool peer_lost() const override { return lost_; }
-    void write(std::uint64_t ticket, const handoff::Memory& source, const handoff::Destination& destination, std::uint64_t offset) override {
+    void write(std::uint64_t ticket, const handoff::Memory& source, const handoff::Destination& destination,
+               std::uint64_t offset) override {
       wire_.writes.push_back({ticket, destination.address, offset, source});
     }
     std::vector<handoff::WriteResult> ended() override {
@@ -95,7 +96,6 @@ class Endpoints : public testing::Test {
   static constexpr harness::HandoffLimits kLimits{.partition_bytes = 500, .bytes_in_flight = 1200, .export_bytes = 2000};
 
   Endpoints() {
-    checkpoint_.sha256 = std::string(64, '7');
     config_ = std::make_unique<EffectiveConfig>(EffectiveConfig::resolve(requested(), checkpoint_.config));
     begin_prefill();
     begin_decode();
@@ -122,7 +122,8 @@ class Endpoints : public testing::Test {
     receiver_ = std::make_unique<harness::ReceiverEndpoint>(*decode_->handoff_target(), wire_.receiver_end);
   }
   void prefill(int request, int from = 0) {
-    for (int begin = from; begin < kPrompt; begin += 64) prefill_->submit({{{request, RowKind::prefill, begin, std::min(begin + 64, kPrompt), 1, 4}}});
+    for (int begin = from; begin < kPrompt; begin += 64)
+      prefill_->submit({{{request, RowKind::prefill, begin, std::min(begin + 64, kPrompt), 1, 4}}});
   }
   void pump() {
     while (static_cast<int>(sender_->step()) + static_cast<int>(receiver_->step()) > 0) {
@@ -211,7 +212,8 @@ TEST_F(Endpoints, ABitThatChangesOnItsWayIsFoundInWhateverRegion) {
 }
 
 TEST_F(Endpoints, ALostMessageOfEitherSideEndsWithALease) {
-  for (const MessageKind lost : {MessageKind::offer, MessageKind::reserved, MessageKind::arrived, MessageKind::commit, MessageKind::activated}) {
+  for (const MessageKind lost :
+       {MessageKind::offer, MessageKind::reserved, MessageKind::arrived, MessageKind::commit, MessageKind::activated}) {
     begin_prefill();
     begin_decode();
     bool done = false;
@@ -311,7 +313,8 @@ TEST_F(Endpoints, ARequestThatIsHereAlreadyOrOfAnotherModelIsRefused) {
   sender_->offer(1);
   pump();
   EXPECT_EQ(sender_->outcome(1), Outcome::refused);
-  EXPECT_NE(sender_->reason(1).find("model fingerprint is " + std::string(64, '8') + ", here it is " + std::string(64, '7')), std::string::npos)
+  EXPECT_NE(sender_->reason(1).find("model fingerprint is " + std::string(64, '8') + ", here it is " + std::string(64, '7')),
+            std::string::npos)
       << sender_->reason(1);
 }
 

@@ -12,22 +12,16 @@
 namespace loopgauge::test {
 namespace {
 
-Checkpoint fingerprinted_checkpoint() {
-  Checkpoint checkpoint = tiny_checkpoint();
-  checkpoint.sha256 = std::string(64, '7');
-  return checkpoint;
-}
-
 using harness::make_plan;
 using harness::parse_mode;
 
 std::unique_ptr<Executor> pair_of_references(const Checkpoint& checkpoint, harness::HandoffLimits limits = {}) {
-  return harness::make_handoff_executor([&checkpoint] { return reference::make_reference_executor(checkpoint); }, harness::make_host_transport,
-                                        limits);
+  return harness::make_handoff_executor([&checkpoint] { return reference::make_reference_executor(checkpoint); },
+                                        harness::make_host_transport, limits);
 }
 
-RunRecord run_handed(const Checkpoint& checkpoint, const Trace& trace, const AlgorithmConfig& requested, const char* mode, RunOptions options = {},
-                     harness::PlanOptions plan_options = {}, harness::HandoffLimits limits = {}) {
+RunRecord run_handed(const Checkpoint& checkpoint, const Trace& trace, const AlgorithmConfig& requested, const char* mode,
+                     RunOptions options = {}, harness::PlanOptions plan_options = {}, harness::HandoffLimits limits = {}) {
   const EffectiveConfig config = EffectiveConfig::resolve(requested, checkpoint.config);
   const Plan plan = make_plan(parse_mode(mode), trace, config, plan_options);
   options.record = RecordGroups::all();
@@ -45,7 +39,7 @@ class Handoff : public testing::TestWithParam<AlgorithmConfig> {
     give_depths(trace);
     return trace;
   }
-  const Checkpoint checkpoint_ = fingerprinted_checkpoint();
+  const Checkpoint checkpoint_ = tiny_checkpoint();
 };
 
 TEST_P(Handoff, DecodingAfterItHasTheBitsOfDecodingWithoutIt) {
@@ -71,7 +65,8 @@ TEST_P(Handoff, EveryScheduleAndModifierGivesTheSame) {
   const auto& q = config.kv_residual_quantization;
   const bool encoded = q.enabled && q.policy == EncodingPolicy::streaming;
   const RunRecord whole = run(checkpoint_, trace(), config);
-  for (const char* mode : {"split.p33+pd", "mixed.b40+pd", "wcpb+pd", "wcpb+pd+async", "mixed+pd+async+graph", encoded ? "wcpb+prefix.encoded+pd" : "wcpb+prefix+pd"}) {
+  for (const char* mode : {"split.p33+pd", "mixed.b40+pd", "wcpb+pd", "wcpb+pd+async", "mixed+pd+async+graph",
+                           encoded ? "wcpb+prefix.encoded+pd" : "wcpb+prefix+pd"}) {
     const std::string what = setting_name(config) + ", " + mode;
     const RunRecord handed = run_handed(checkpoint_, trace(), config, mode);
     expect_same_requests(whole, handed, what);
@@ -92,15 +87,15 @@ INSTANTIATE_TEST_SUITE_P(Settings, Handoff, testing::ValuesIn(sixteen_settings()
 
 class HandoffRun : public testing::Test {
  protected:
-  const Checkpoint checkpoint_ = fingerprinted_checkpoint();
+  const Checkpoint checkpoint_ = tiny_checkpoint();
   const AlgorithmConfig config_ = switches("t1s1q1");
 };
 
 TEST_F(HandoffRun, EveryProfileCanBeHandedOff) {
   const Trace trace = trace_of({request(0, 150, 4)});
   for (const Profile profile : {Profile::reordered, Profile::double_precision}) {
-    expect_same_requests(run(checkpoint_, trace, config_, with_profile(profile)), run_handed(checkpoint_, trace, config_, "pd", with_profile(profile)),
-                         std::string(to_string(profile)));
+    expect_same_requests(run(checkpoint_, trace, config_, with_profile(profile)),
+                         run_handed(checkpoint_, trace, config_, "pd", with_profile(profile)), std::string(to_string(profile)));
   }
 }
 

@@ -57,11 +57,21 @@ inline void mutate(std::vector<std::byte>& bytes, std::mt19937& generator) {
   }
   const std::size_t at = below(bytes.size());
   switch (below(6)) {
-    case 0: bytes[at] = static_cast<std::byte>(below(256)); return;
-    case 1: bytes[at] ^= static_cast<std::byte>(1u << below(8)); return;
-    case 2: bytes.insert(bytes.begin() + static_cast<std::ptrdiff_t>(at), static_cast<std::byte>(below(256))); return;
-    case 3: bytes.erase(bytes.begin() + static_cast<std::ptrdiff_t>(at)); return;
-    case 4: bytes.resize(at); return;
+    case 0:
+      bytes[at] = static_cast<std::byte>(below(256));
+      return;
+    case 1:
+      bytes[at] ^= static_cast<std::byte>(1u << below(8));
+      return;
+    case 2:
+      bytes.insert(bytes.begin() + static_cast<std::ptrdiff_t>(at), static_cast<std::byte>(below(256)));
+      return;
+    case 3:
+      bytes.erase(bytes.begin() + static_cast<std::ptrdiff_t>(at));
+      return;
+    case 4:
+      bytes.resize(at);
+      return;
     default: {
       const std::byte value = below(2) == 0 ? std::byte{0xFF} : std::byte{0};
       for (std::size_t i = at; i < std::min(bytes.size(), at + 4); ++i) bytes[i] = value;

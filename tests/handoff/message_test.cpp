@@ -40,13 +40,31 @@ TEST(HandoffMessage, EachComesBackAsItWas) {
 }
 
 TEST(HandoffMessage, HasTheseBytes) {
-  const std::string head = "4c4750444d455347" "01000000";  // LGPDMESG, version
-  const std::string transfer = "8877665544332211" "0200000000000000";
-  EXPECT_EQ(hexadecimal(serialize(samples()[1])), head + "02000000" + transfer + "07000000" "03000000" "0000000001000000" "0010000000000000");
-  EXPECT_EQ(hexadecimal(serialize(samples()[2])), head + "03000000" + transfer + "09000000" "02000000" "0500000000000000" "0600000000000000"
-                                                                                 "0700000000000000" "0800000000000000");
-  EXPECT_EQ(hexadecimal(serialize(samples()[4])), head + "10000000" + transfer + "01000000" "efcdab0000000000" "4000000000000000");
-  EXPECT_EQ(hexadecimal(serialize(samples()[5])), head + "11000000" + transfer + "07000000" "6e6f20726f6f6d");
+  const std::string head =
+      "4c4750444d455347"
+      "01000000";  // LGPDMESG, version
+  const std::string transfer =
+      "8877665544332211"
+      "0200000000000000";
+  EXPECT_EQ(hexadecimal(serialize(samples()[1])), head + "02000000" + transfer +
+                                                      "07000000"
+                                                      "03000000"
+                                                      "0000000001000000"
+                                                      "0010000000000000");
+  EXPECT_EQ(hexadecimal(serialize(samples()[2])), head + "03000000" + transfer +
+                                                      "09000000"
+                                                      "02000000"
+                                                      "0500000000000000"
+                                                      "0600000000000000"
+                                                      "0700000000000000"
+                                                      "0800000000000000");
+  EXPECT_EQ(hexadecimal(serialize(samples()[4])), head + "10000000" + transfer +
+                                                      "01000000"
+                                                      "efcdab0000000000"
+                                                      "4000000000000000");
+  EXPECT_EQ(hexadecimal(serialize(samples()[5])), head + "11000000" + transfer +
+                                                      "07000000"
+                                                      "6e6f20726f6f6d");
   EXPECT_EQ(hexadecimal(serialize(samples()[8])), head + "14000000" + transfer);
 }
 
@@ -79,7 +97,8 @@ TEST(HandoffMessage, RefusesWhatItDoesNotKnow) {
   EXPECT_NE(refusal(bytes).find("regions"), std::string::npos) << "a count that does not fit allocates nothing";
   for (const Message& message : samples()) {
     const auto good = serialize(message);
-    for (std::size_t count = 0; count < good.size(); ++count) EXPECT_NE(refusal({good.begin(), good.begin() + static_cast<std::ptrdiff_t>(count)}), "accepted");
+    for (std::size_t count = 0; count < good.size(); ++count)
+      EXPECT_NE(refusal({good.begin(), good.begin() + static_cast<std::ptrdiff_t>(count)}), "accepted");
   }
 }
 

@@ -38,10 +38,10 @@ struct World {
   Sender sender{20};
   Receiver receiver;
   bool sender_lives = true, receiver_lives = true;
-  bool sender_told = false, receiver_told = false;   // that the other is gone
-  std::vector<Flying> messages;                      // ascending
-  std::vector<std::uint32_t> writes;                 // posted and not ended, ascending
-  std::uint32_t landed = 0;                          // bit by partition
+  bool sender_told = false, receiver_told = false;  // that the other is gone
+  std::vector<Flying> messages;                     // ascending
+  std::vector<std::uint32_t> writes;                // posted and not ended, ascending
+  std::uint32_t landed = 0;                         // bit by partition
   std::uint32_t made_ready = 0;
   bool all_ready = false;
   bool source = true, memory = false;
@@ -102,13 +102,18 @@ class Walk {
   void perform_sender(World& w, const ProtocolActions& actions) {
     for (const ProtocolAction& action : actions) {
       switch (action.kind) {
-        case ActionKind::send: w.messages.push_back({true, action.message, action.value}); break;
-        case ActionKind::post: w.writes.push_back(action.value); break;
+        case ActionKind::send:
+          w.messages.push_back({true, action.message, action.value});
+          break;
+        case ActionKind::post:
+          w.writes.push_back(action.value);
+          break;
         case ActionKind::release:
           if (!w.source) problem("the source is released twice");
           w.source = false;
           break;
-        default: problem("a sender does what receivers do");
+        default:
+          problem("a sender does what receivers do");
       }
     }
   }
@@ -118,7 +123,9 @@ class Walk {
     for (std::size_t i = from; i < actions.size(); ++i) {
       const ProtocolAction& action = actions[i];
       switch (action.kind) {
-        case ActionKind::send: w.messages.push_back({false, action.message, action.value}); break;
+        case ActionKind::send:
+          w.messages.push_back({false, action.message, action.value});
+          break;
         case ActionKind::free:
           if (!w.memory) problem("memory is given back twice");
           w.memory = false;
@@ -151,7 +158,8 @@ class Walk {
             perform_receiver(w, more, 0, done);
           }
           return;
-        default: problem("a receiver does what senders do");
+        default:
+          problem("a receiver does what senders do");
       }
     }
     done(std::move(w));
@@ -337,9 +345,11 @@ TEST_P(EveryOrder, ActivatesOnlyWhatArrivedFreesEverythingAndEnds) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Partitions, EveryOrder,
-                         testing::Values(std::pair{0, 0}, std::pair{4, 0}, std::pair{0, 2}, std::pair{1, 3}, std::pair{2, 3}, std::pair{3, 2},
-                                         std::pair{4, 2}),
-                         [](const auto& instance) { return std::to_string(instance.param.first) + "_faults_" + std::to_string(instance.param.second); });
+                         testing::Values(std::pair{0, 0}, std::pair{4, 0}, std::pair{0, 2}, std::pair{1, 3}, std::pair{2, 3},
+                                         std::pair{3, 2}, std::pair{4, 2}),
+                         [](const auto& instance) {
+                           return std::to_string(instance.param.first) + "_faults_" + std::to_string(instance.param.second);
+                         });
 
 // ------------------------------------------------------------------------------------------------------------- one side at a time
 

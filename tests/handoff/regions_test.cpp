@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The list of regions, their sizes, what a handoff costs against dense BF16, and what keeps it from being activated (S-PD-2, S-PD-4, S-PD-6).
+// The list of regions, their sizes, what a handoff costs against dense BF16, and what keeps it from being activated (S-PD-2, S-PD-4,
+// S-PD-6).
 #include "models/handoff/regions.hpp"
 
 #include <gtest/gtest.h>
@@ -65,9 +66,11 @@ TEST(HandoffRegions, EveryPositionIsEncodedOrARowInEveryLoopAndNeverBoth) {
         std::map<std::pair<RegionKind, int>, int> next;
         std::size_t total = 0;
         for (const Region& region : regions_of(descriptor)) {
-          const bool encoded = region.kind == RegionKind::base_payload || region.kind == RegionKind::residual_payload || region.kind == RegionKind::parameters;
+          const bool encoded = region.kind == RegionKind::base_payload || region.kind == RegionKind::residual_payload ||
+                               region.kind == RegionKind::parameters;
           if (region.kind != RegionKind::final_hidden) {
-            auto [at, is_new] = next.try_emplace({region.kind, region.loop}, region.kind == RegionKind::rows ? descriptor.encoded_frontier : 0);
+            auto [at, is_new] =
+                next.try_emplace({region.kind, region.loop}, region.kind == RegionKind::rows ? descriptor.encoded_frontier : 0);
             EXPECT_EQ(region.positions.begin, at->second);
             at->second = region.positions.end;
           }
@@ -78,7 +81,8 @@ TEST(HandoffRegions, EveryPositionIsEncodedOrARowInEveryLoopAndNeverBoth) {
           total += region.capacity;
         }
         for (const auto& [key, end] : next) {
-          const bool encoded = key.first == RegionKind::base_payload || key.first == RegionKind::residual_payload || key.first == RegionKind::parameters;
+          const bool encoded =
+              key.first == RegionKind::base_payload || key.first == RegionKind::residual_payload || key.first == RegionKind::parameters;
           EXPECT_EQ(end, encoded ? descriptor.encoded_frontier : length);
         }
         EXPECT_GT(total, 0u);

@@ -377,7 +377,8 @@ TEST_P(ModeMutant, IsFoundInItsModeAndPlannedInNoOther) {
   const bool speculation = GetParam().mode == "speculation" || GetParam().mode == "block_spec";
   ModeSweep sweep(
       {speculation ? speculating() : shared()},
-      {"serial", "prefix", "prefix.encoded", "mixed.b80+prefix+preempt", "mixed", "split+preempt", "block_spec.d2.k4", "pipeline_spec.d1"},
+      {"serial", "prefix", "prefix.encoded", "mixed.b80+prefix+preempt", "mixed", "split+preempt", "wcpb+pd", "block_spec.d2.k4",
+       "pipeline_spec.d1"},
       {"*/t1s1q0:*", "*/t1s1q1:streaming:*"});
   sweep.request.mutant = GetParam().fault;
   const Report report = sweep.run();

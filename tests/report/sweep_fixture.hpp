@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "harness/executor_by_name.hpp"
 #include "harness/report/schema.hpp"
 #include "harness/sweep/sweep.hpp"
 #include "tests/reference/executor/tiny_model.hpp"
@@ -56,7 +57,7 @@ struct SmallSweep {
       }
     }
     request.cases = numbered_cases(cases, request.traces, checkpoint.config);
-    reference = reference::make_reference_executor(checkpoint);
+    reference = make_executor("reference", checkpoint);
     executors.reference = {reference.get()};
     executors.device = "no CUDA device";
   }
