@@ -14,8 +14,7 @@ constexpr int kRequiredMajor = 9;  // the binary holds code for compute capabili
 
 std::string version_text(int version) { return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10); }
 
-void require_plain_decoding(const Trace& trace, const RunOptions& options) {
-  if (options.speculation.kind != SpeculationKind::none) throw UnsupportedError("the CUDA runtime does not speculate");
+void require_greedy_decoding(const Trace& trace) {
   for (const TraceRequest& request : trace.requests) {
     if (request.temperature != 0.0f) throw UnsupportedError("the CUDA runtime decodes greedily; trace " + trace.name + " has a temperature");
   }
@@ -39,7 +38,7 @@ class Runtime final : public CudaExecutor {
     if (options.profile != Profile::declared) {
       throw UnsupportedError("the CUDA runtime runs profile declared only, not " + std::string(to_string(options.profile)));
     }
-    require_plain_decoding(trace, options);
+    require_greedy_decoding(trace);
     if (config.exit().mode == ExitMode::trace) {
       for (std::size_t i = 0; i < trace.requests.size(); ++i) {
         if (trace.requests[i].exit_depths.size() < static_cast<std::size_t>(trace.requests[i].max_new_tokens)) {

@@ -61,6 +61,7 @@ class CudaRun {
     int first_rank = 0;                              // prefill: the part's first row among those of the window that execute the loop
     int rows = 1;                                    // that execute the loop
     int first_row = 0;                               // in the batch
+    int live = -1;                                   // index of a speculative row among the request's live rows; negative: none
   };
   struct Emission {
     RequestState* request;
@@ -164,6 +165,7 @@ class CudaRun {
   // Decode rows and the end of a request: cuda_run_requests.
   void complete_prompt(RequestState& s);
   void complete_decode_loop(RequestState& s, const Part& part);
+  void record_keys(RequestState& s, int position, int reference);
   void take_exit(RequestState& s, const Part& part);
   void complete_row(RequestState& s, int loop);
   void release_reference(RequestState& s);
@@ -173,6 +175,16 @@ class CudaRun {
   void count_execution(RequestState& s, int position, int loop);
   HeldResources held() const;
 
+  // Block speculation: cuda_run_speculation.
+  void speculate(RequestState& s, const WorkItem& item);
+  void begin_live_row(RequestState& s, std::int32_t token);
+  void run_live_rows(RequestState& s, std::size_t first, std::size_t count, int loop);
+  void complete_live_loop(RequestState& s, const Part& part);
+  void propose(RequestState& s);
+  void decide_round(RequestState& s);
+  void give_up_rows(RequestState& s, std::size_t first);
+  int reference_of(const Part& part) const { return part.live < 0 ? part.request->row.reference : part.request->live.at(static_cast<std::size_t>(part.live)).reference; }
+
   // Emission: cuda_run_emission.
   void emit_pending();
   void deliver_emission(const Emission& emission, int depth, const HeadChoice& choice, const float* logits);
@@ -181,6 +193,8 @@ class CudaRun {
   int frontier_rule(const RequestState& s, int committed) const;
   int visible_frontier(const RequestState& s, int position, RowKind kind) const;
   void flush(RequestState& s, int frontier);
+  void seal(RequestState& s, PositionRange block);
+  void seal_ahead(RequestState& s, int frontier);
   bool members_known(const RequestState& s, PositionRange block) const;
   std::array<std::uint32_t, kLoops> largest_streams(const RequestState& s, PositionRange block) const;
   void encode(RequestState& s, PositionRange block, int loop_first, int loop_last, const std::array<std::uint32_t, kLoops>& capacity, bool members_known);
@@ -193,7 +207,10 @@ class CudaRun {
   bool planted(Fault fault) const { return options_.fault == fault; }
   const RequestRecord* decisions(const RequestState& s) const;
   bool has_exit_rule() const { return config_.exit().mode == ExitMode::threshold || config_.exit().mode == ExitMode::delayed; }
-  Bfloat16* decode_state(const RequestState& s) { return decode_states_.as<Bfloat16>() + static_cast<std::size_t>(s.slot) * model_.hidden; }
+  int live_rows() const { return options_.speculation.live_rows(); }
+  Bfloat16* decode_state(const RequestState& s, int live = 0) {
+    return decode_states_.as<Bfloat16>() + static_cast<std::size_t>(s.slot * live_rows() + live) * static_cast<std::size_t>(model_.hidden);
+  }
 
   const ModelConfig& model_;
   const DeviceWeights& weights_;
@@ -214,7 +231,7 @@ class CudaRun {
   PrefixStore prefixes_;
   std::vector<ReusedWindow> reused_;                 // in the order of reuse
   // By slot of the K/V cache:
-  DeviceBuffer decode_states_;                       // [hidden] BF16: H of the decode row's last loop; after the prompt, its last row
+  DeviceBuffer decode_states_;                       // [live rows][hidden] BF16: H of the decode row's last loop; after the prompt, its last row
   DeviceBuffer exits_;                               // ExitState of the decode row
   DeviceBuffer chosen_tokens_;                       // int32: the token that the last logits chose
   DeviceBuffer gates_;                               // [decode rows of a batch] FP32

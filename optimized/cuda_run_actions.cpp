@@ -64,8 +64,9 @@ void CudaRun::rewind(RequestState& s) {
   kv_.rewind(s.slot, frontier);
 }
 
-// Lets go of the decode row on its way, if there is one.
+// Lets go of the rows on their way, if there are any.
 void CudaRun::release_row(RequestState& s) {
+  give_up_rows(s, 0);
   if (s.row.position < 0 || s.row.committed) return;
   if (s.row.reference >= 0 && !s.row.reference_given_away) references_->release(s.row.reference, s.row.key);
   s.row = DecodeRow{};
@@ -129,6 +130,7 @@ std::vector<DeviceRange> CudaRun::device_ranges(RequestState& s) {
 
 void CudaRun::preempt(RequestState& s) {
   if (s.slot < 0) return;
+  give_up_rows(s, 0);
   RequestSnapshot state;
   state.complete_windows = s.complete_windows;
   state.committed = s.committed;

@@ -74,7 +74,7 @@ void CudaRun::run_step(std::vector<Part>& parts) {
   for (const Part& part : parts) {
     RequestState& s = *part.request;
     if (part.kind == RowKind::decode) {
-      complete_decode_loop(s, part);
+      part.live < 0 ? complete_decode_loop(s, part) : complete_live_loop(s, part);
       continue;
     }
     count_prefill(s, part);
@@ -121,11 +121,12 @@ void CudaRun::add_rows(RowBatch& batch, const Part& part) {
   if (part.kind == RowKind::decode) {
     const int position = part.piece.begin, step = position - s.prompt_length;
     row.position = position;
-    row.reference = reference_slot(s, part.loop);
-    row.token = s.request->teacher_forced() ? s.request->forced[static_cast<std::size_t>(step)] : kChosenToken;
-    row.origin = position - s.slot;
-    row.last_loop = s.row.last_loop;
-    row.gate_decides = has_exit_rule() && !s.row.depth_given;
+    row.reference = part.live < 0 ? reference_slot(s, part.loop) : reference_of(part);
+    row.token = part.live >= 0                 ? s.live[static_cast<std::size_t>(part.live)].token
+                : s.request->teacher_forced() ? s.request->forced[static_cast<std::size_t>(step)] : kChosenToken;
+    row.origin = position - (s.slot * live_rows() + std::max(part.live, 0));
+    row.last_loop = part.live < 0 ? s.row.last_loop : config_.loops();
+    row.gate_decides = part.live < 0 && has_exit_rule() && !s.row.depth_given;
     batch.rows.push_back(row);
     ++batch.decode_rows;
     // Whether a delayed exit lets the row run this loop may not be known yet; the device knows.

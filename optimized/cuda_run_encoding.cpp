@@ -18,28 +18,39 @@ int CudaRun::frontier_rule(const RequestState& s, int committed) const {
                   std::min(encoded_frontier(config_, s.prompt_length, committed + kGroupSize), committed / kGroupSize * kGroupSize));
 }
 
-// Positions below it are read reconstructed. One representation is stored, so what a row must see is what is encoded now.
+// Positions below it are read reconstructed. But of speculative rows one representation is stored, so what a row must see is what is encoded now.
 int CudaRun::visible_frontier(const RequestState& s, int position, RowKind kind) const {
   const auto& q = config_.q();
   if (!q.enabled) return 0;
   if (kind == RowKind::prefill) return q.policy == EncodingPolicy::streaming ? position / config_.window() * config_.window() : 0;
   const int visible = q.timing == EncodingTiming::serial_aligned ? frontier_rule(s, position) : s.encoded;
-  if (visible != s.encoded) {
+  // Later rows of a round see blocks that are encoded beside their BF16 rows (S-SPEC-8).
+  const int sealed = options_.speculation.kind == SpeculationKind::none ? s.encoded : std::max(s.encoded, s.encoded_ahead);
+  if (visible < s.encoded || visible > sealed) {
     throw InternalError(s.name() + ", position " + std::to_string(position) + ": the query must see " + std::to_string(visible) +
-                        " positions encoded, " + std::to_string(s.encoded) + " are");
+                        " positions encoded, " + std::to_string(s.encoded) + " to " + std::to_string(sealed) + " are");
   }
   return visible;
 }
 
+// A block is as large as its members. Synchronous execution reads them; asynchronous execution leaves room for what is possible.
+void CudaRun::seal(RequestState& s, PositionRange block) {
+  if (!asynchronous() && !members_known(s, block)) deliver_early();
+  const bool known = members_known(s, block);
+  encode(s, block, 1, config_.loops(), known ? std::array<std::uint32_t, kLoops>{} : largest_streams(s, block), known);
+}
+
+// What later rows of a round see encoded and earlier ones do not: both representations stay until flush() reaches the block.
+void CudaRun::seal_ahead(RequestState& s, int frontier) {
+  for (const PositionRange& range : block_cuts(config_, s.prompt_length, std::max(s.encoded, s.encoded_ahead), frontier)) {
+    seal(s, range);
+    s.encoded_ahead = range.end;
+  }
+}
+
 void CudaRun::flush(RequestState& s, int frontier) {
-  // A block is as large as its members. Synchronous execution reads them; asynchronous execution leaves room for what is possible.
-  const auto seal = [&](PositionRange block) {
-    if (!asynchronous() && !members_known(s, block)) deliver_early();
-    const bool known = members_known(s, block);
-    encode(s, block, 1, config_.loops(), known ? std::array<std::uint32_t, kLoops>{} : largest_streams(s, block), known);
-  };
   for (const PositionRange& range : block_cuts(config_, s.prompt_length, s.encoded, frontier)) {
-    if (range.begin >= s.encoded_ahead) seal(range);
+    if (range.begin >= s.encoded_ahead) seal(s, range);
     pending_releases_.emplace_back(&s, range);
     s.encoded = range.end;
   }
@@ -47,7 +58,7 @@ void CudaRun::flush(RequestState& s, int frontier) {
   const PositionRange next{s.encoded, s.encoded + kGroupSize};
   const bool ahead = planted(Fault::tail_read_as_encoded) && config_.q().enabled && next.begin >= s.encoded_ahead && next.end <= s.committed;
   if (ahead && next.begin % kPageTokens == 0) {
-    seal(next);
+    seal(s, next);
     s.encoded_ahead = next.end;
   }
 }

@@ -46,20 +46,20 @@ class CudaRun::TapObserver final : public RowObserver {
     for (const Part& part : parts_) {
       if (part.kind != RowKind::decode || part.loop != 2) continue;
       const RequestState& s = *part.request;
-      const std::size_t first = reference_index(shape, s.row.reference, layer, 0);
+      const std::size_t first = reference_index(shape, run_.reference_of(part), layer, 0);
       const std::size_t heads = static_cast<std::size_t>(shape.heads);
       std::vector<float> listed;
       const auto masks = run_.read(view.selected + first * view.mask_pages, heads * view.mask_pages);
       for (std::size_t head = 0; head < heads; ++head) {
-        for (int position = 0; position <= s.row.position; ++position) {
+        for (int position = 0; position <= part.piece.begin; ++position) {
           const std::uint64_t mask = masks[head * view.mask_pages + static_cast<std::size_t>(position / kPageTokens)];
           if ((mask >> (position % kPageTokens)) & 1u) listed.push_back(static_cast<float>(position));
         }
       }
-      run_.tap_row("sparse_decode.keys", s, 2, layer, s.row.position, listed);
-      run_.tap_row("sparse_decode.mass", s, 2, layer, s.row.position, run_.read(view.mass + first, heads));
+      run_.tap_row("sparse_decode.keys", s, 2, layer, part.piece.begin, listed);
+      run_.tap_row("sparse_decode.mass", s, 2, layer, part.piece.begin, run_.read(view.mass + first, heads));
       run_.tap_row(
-          "sparse_decode.c_ref", s, 2, layer, s.row.position,
+          "sparse_decode.c_ref", s, 2, layer, part.piece.begin,
           run_.read(view.c_ref + first * static_cast<std::size_t>(shape.head_dim), heads * static_cast<std::size_t>(shape.head_dim)));
     }
   }

@@ -23,19 +23,7 @@ void CudaRun::complete_decode_loop(RequestState& s, const Part& part) {
   if (references_ && loop == 2) {
     references_->mark_source_ready(s.row.reference, s.row.key);
     references_->mark_reusable(s.row.reference, s.row.key);
-    if (options_.record.keys) {
-      const ReferenceView view = references_->view();
-      const std::size_t first = reference_index(kv_.shape(), s.row.reference, 0, 0);
-      const std::size_t heads = static_cast<std::size_t>(kv_.shape().layers) * static_cast<std::size_t>(kv_.shape().heads);
-      const std::uint64_t* masks = download(view.selected + first * view.mask_pages, heads * view.mask_pages);
-      const float* mass = download(view.mass + first, heads);
-      on_delivery([this, &s, position, masks, mass, pages = view.mask_pages] {
-        if (s.finished) return;
-        s.record.keys.resize(static_cast<std::size_t>(position - s.prompt_length) + 1);
-        s.record.keys.back() =
-            read_keys(kv_.shape(), masks, static_cast<int>(pages), mass, position, budget(config_.s().key_fraction_bp, position + 1));
-      });
-    }
+    record_keys(s, position, s.row.reference);
   }
   s.row.completed = loop;
   if (references_ && loop == 3 && planted(Fault::slot_reused_early)) {
@@ -44,6 +32,21 @@ void CudaRun::complete_decode_loop(RequestState& s, const Part& part) {
   }
   take_exit(s, part);
   if (loop == s.row.last_loop) complete_row(s, loop);
+}
+
+// Rows that are given up are recorded too: whoever comes to stand at or before their position shortens the list.
+void CudaRun::record_keys(RequestState& s, int position, int reference) {
+  if (!options_.record.keys) return;
+  const ReferenceView view = references_->view();
+  const std::size_t first = reference_index(kv_.shape(), reference, 0, 0);
+  const std::size_t heads = static_cast<std::size_t>(kv_.shape().layers) * static_cast<std::size_t>(kv_.shape().heads);
+  const std::uint64_t* masks = download(view.selected + first * view.mask_pages, heads * view.mask_pages);
+  const float* mass = download(view.mass + first, heads);
+  on_delivery([this, &s, position, masks, mass, pages = view.mask_pages] {
+    if (s.finished) return;
+    s.record.keys.resize(static_cast<std::size_t>(position - s.prompt_length) + 1);
+    s.record.keys.back() = read_keys(kv_.shape(), masks, static_cast<int>(pages), mass, position, budget(config_.s().key_fraction_bp, position + 1));
+  });
 }
 
 // What the exit rule decided after a loop: read at once where the next loop depends on it, else known to the device, and to the host later.

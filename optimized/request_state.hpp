@@ -38,6 +38,15 @@ struct DecodeRow {
   bool reference_given_away = false;                     // by a planted fault
 };
 
+// A speculative row that is on its way (S-SPEC). The host knows the token that it is fed.
+struct LiveRow {
+  int position = -1;
+  std::int32_t token = 0;
+  int completed = 0;                                     // loops issued
+  int reference = -1;                                    // slot of its own attention reference state, from loop 2 on; negative: none
+  ReferenceStore::Key key;
+};
+
 struct RequestState {
   const TraceRequest* request = nullptr;
   int index = 0;                                         // in the trace
@@ -53,13 +62,14 @@ struct RequestState {
   int leased_windows = 0;                                // published ones that the request reads
   int committed = 0;                                     // positions that have been issued through their last loop; 0 before the prompt is complete
   int encoded = 0;                                       // encoded frontier reached so far
-  int encoded_ahead = 0;                                 // end of what a planted fault has encoded beyond it
+  int encoded_ahead = 0;                                 // end of what is encoded beyond it beside its BF16 rows: for later rows of a round, by a planted fault
   std::uint64_t incarnations = 0;
   bool stopped = false;                                  // EOS was emitted and has been read
   bool finished = false;                                 // nothing more runs, what has not been read is dropped, nothing is held
   bool cancelled = false;                                // finished before its end; what was decided for its windows is still recorded
   std::vector<std::byte> snapshot;                       // of a preempted request
   DecodeRow row;
+  std::vector<LiveRow> live;                             // of the round that has begun, by ascending position
   std::optional<std::pair<int, ReferenceStore::Key>> previous_reference;  // kept by a planted fault
   RequestRecord record;                                  // filled as results are read
 
