@@ -183,7 +183,10 @@ class CudaRun {
   void propose(RequestState& s);
   void decide_round(RequestState& s);
   void give_up_rows(RequestState& s, std::size_t first);
-  int reference_of(const Part& part) const { return part.live < 0 ? part.request->row.reference : part.request->live.at(static_cast<std::size_t>(part.live)).reference; }
+  int reference_of(const Part& part) const {
+    const RequestState& s = *part.request;
+    return part.live < 0 ? s.row.reference : s.live.at(static_cast<std::size_t>(part.live)).reference;
+  }
 
   // Emission: cuda_run_emission.
   void emit_pending();

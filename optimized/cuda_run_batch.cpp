@@ -122,8 +122,11 @@ void CudaRun::add_rows(RowBatch& batch, const Part& part) {
     const int position = part.piece.begin, step = position - s.prompt_length;
     row.position = position;
     row.reference = part.live < 0 ? reference_slot(s, part.loop) : reference_of(part);
-    row.token = part.live >= 0                 ? s.live[static_cast<std::size_t>(part.live)].token
-                : s.request->teacher_forced() ? s.request->forced[static_cast<std::size_t>(step)] : kChosenToken;
+    if (part.live >= 0) {
+      row.token = s.live[static_cast<std::size_t>(part.live)].token;
+    } else if (s.request->teacher_forced()) {
+      row.token = s.request->forced[static_cast<std::size_t>(step)];
+    }
     row.origin = position - (s.slot * live_rows() + std::max(part.live, 0));
     row.last_loop = part.live < 0 ? s.row.last_loop : config_.loops();
     row.gate_decides = part.live < 0 && has_exit_rule() && !s.row.depth_given;

@@ -42,6 +42,7 @@ void CudaRun::begin_live_row(RequestState& s, std::int32_t token) {
   if (config_.q().enabled && config_.q().timing == EncodingTiming::serial_aligned) {
     if (s.live.empty()) flush(s, frontier_rule(s, row.position));
     seal_ahead(s, frontier_rule(s, row.position));
+    encode_pending();  // the round may be given up, and its storage saved or freed, before the row runs
   }
   s.live.push_back(row);
 }
@@ -51,7 +52,8 @@ void CudaRun::run_live_rows(RequestState& s, std::size_t first, std::size_t coun
   for (std::size_t i = first; i < first + count; ++i) {
     LiveRow& row = s.live.at(i);
     if (row.completed != loop - 1) {
-      throw InternalError(s.name() + ": a speculative row at position " + std::to_string(row.position) + ", loop " + std::to_string(loop) + " out of turn");
+      throw InternalError(s.name() + ": a speculative row at position " + std::to_string(row.position) + ", loop " + std::to_string(loop) +
+                          " out of turn");
     }
     if (references_ && loop == 2) row.reference = references_->acquire(row.key);
     if (references_ && loop >= 3) references_->require_reusable(row.reference, row.key);
