@@ -164,7 +164,7 @@ TEST_F(Snapshot, ThatFitsIsRestored) { EXPECT_EQ(refusal(state_.snapshot), ""); 
 TEST_F(Snapshot, OfAnotherModelConfigurationProfileOrRequestIsRefused) {
   const std::string other = "another";
   const auto other_model = context(config_, other);
-  expect_part(refusal(state_.snapshot, *other_model), "model is tiny, here it is another");
+  expect_part(refusal(state_.snapshot, *other_model), "model is " + checkpoint_.sha256 + ", here it is another");
   AlgorithmConfig fewer_keys = setting();
   fewer_keys.sparse_decode_attention.key_fraction_bp = 500;
   const auto other_config = context(EffectiveConfig::resolve(fewer_keys, checkpoint_.config), checkpoint_.sha256);
