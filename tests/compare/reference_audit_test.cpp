@@ -122,7 +122,13 @@ class ReferenceAudit : public testing::TestWithParam<Profile> {};
 
 TEST_P(ReferenceAudit, CleanInEverySettingPolicyAndExitRule) {
   const Checkpoint checkpoint = small_checkpoint();
-  const Trace trace = small_trace();
+  Trace trace = small_trace();
+  TraceRequest sampled = trace.requests.front();
+  sampled.id = static_cast<int>(trace.requests.size());
+  sampled.forced.clear();
+  sampled.temperature = 0.8f;
+  sampled.seed = 3;
+  trace.requests.push_back(std::move(sampled));
   std::map<std::string_view, std::int64_t> checks;
   for (const std::string_view ts : {"t0s0", "t0s1", "t1s0", "t1s1"}) {
     for (const std::string_view q : {"q0", "q1"}) {
