@@ -6,9 +6,9 @@
 #include <functional>
 #include <limits>
 #include <numeric>
-#include <random>
 #include <string>
 
+#include "harness/compare/bootstrap.hpp"
 #include "models/error.hpp"
 
 namespace loopgauge::harness {
@@ -50,21 +50,14 @@ std::vector<Block> cut_blocks(const std::vector<int>& request_of_row, int length
   return blocks;
 }
 
-// Calls `use` with the multiplicity of every row, once per resample of the blocks. The generator is specified bit for bit by the C++
-// standard; the bounded index is the high half of a product, so that no library's distribution enters.
-void resample(const std::vector<Block>& blocks, std::size_t rows, const DriftOptions& options,
-              const std::function<void(const std::vector<int>&)>& use) {
-  std::mt19937_64 generator(options.seed);
-  std::vector<int> multiplicity(rows);
-  for (int i = 0; i < options.resamples; ++i) {
-    std::fill(multiplicity.begin(), multiplicity.end(), 0);
-    for (std::size_t draw = 0; draw < blocks.size(); ++draw) {
-      const std::uint64_t word = generator() >> 32;
-      const Block& block = blocks[static_cast<std::size_t>((word * blocks.size()) >> 32)];
-      for (std::size_t row = block.begin; row < block.end; ++row) ++multiplicity[row];
-    }
-    use(multiplicity);
-  }
+// Calls `use` with the multiplicity of every row, once per resample of the blocks.
+void resample_rows(const std::vector<Block>& blocks, std::size_t rows, const DriftOptions& options,
+                   const std::function<void(const std::vector<int>&)>& use) {
+  std::vector<int> of_row(rows);
+  resample(blocks.size(), options.seed, options.resamples, [&](const std::vector<int>& of_block) {
+    for (std::size_t i = 0; i < blocks.size(); ++i) std::fill(&of_row[blocks[i].begin], of_row.data() + blocks[i].end, of_block[i]);
+    use(of_row);
+  });
 }
 
 Estimate with_interval(double value, std::vector<double> replicates) {
@@ -119,24 +112,21 @@ RowSummary summarize(const std::vector<RowDrift>& rows, const DriftOptions& opti
   std::vector<double> sorted;
   for (const std::size_t i : ascending) sorted.push_back(kl[i]);
 
-  // A single block resamples only to itself: no spread can be estimated from it.
   const std::vector<Block> blocks = cut_blocks(request, options.block);
   std::vector<double> mean_replicates, change_replicates;
   std::array<std::vector<double>, kPercentiles.size()> percentile_replicates;
-  if (blocks.size() > 1) {
-    resample(blocks, kl.size(), options, [&](const std::vector<int>& multiplicity) {
-      mean_replicates.push_back(weighted_mean(kl, multiplicity));
-      change_replicates.push_back(weighted_mean(change, multiplicity));
-      const std::int64_t total = std::accumulate(multiplicity.begin(), multiplicity.end(), std::int64_t{0});
-      std::size_t at = 0;
-      std::int64_t seen = multiplicity[ascending[0]];
-      for (std::size_t k = 0; k + 1 < kPercentiles.size(); ++k) {
-        const auto rank = static_cast<std::int64_t>(std::ceil(kPercentiles[k] * static_cast<double>(total)));
-        while (seen < rank && at + 1 < ascending.size()) seen += multiplicity[ascending[++at]];
-        percentile_replicates[k].push_back(sorted[at]);
-      }
-    });
-  }
+  resample_rows(blocks, kl.size(), options, [&](const std::vector<int>& multiplicity) {
+    mean_replicates.push_back(weighted_mean(kl, multiplicity));
+    change_replicates.push_back(weighted_mean(change, multiplicity));
+    const std::int64_t total = std::accumulate(multiplicity.begin(), multiplicity.end(), std::int64_t{0});
+    std::size_t at = 0;
+    std::int64_t seen = multiplicity[ascending[0]];
+    for (std::size_t k = 0; k + 1 < kPercentiles.size(); ++k) {
+      const auto rank = static_cast<std::int64_t>(std::ceil(kPercentiles[k] * static_cast<double>(total)));
+      while (seen < rank && at + 1 < ascending.size()) seen += multiplicity[ascending[++at]];
+      percentile_replicates[k].push_back(sorted[at]);
+    }
+  });
   summary.kl_mean = with_interval(mean(kl), mean_replicates);
   summary.top1_probability_change = with_interval(mean(change), change_replicates);
   for (std::size_t k = 0; k < kPercentiles.size(); ++k) {
@@ -186,13 +176,11 @@ Likelihood likelihood(const std::vector<ScoredToken>& tokens, double ScoredToken
   };
   const std::vector<Block> blocks = cut_blocks(request, options.block);
   std::vector<double> perplexities, bits;
-  if (blocks.size() > 1) {
-    resample(blocks, all.size(), options, [&](const std::vector<int>& multiplicity) {
-      perplexities.push_back(std::exp(weighted_mean(all, multiplicity)));
-      const double value = options.byte_level ? bits_per_byte(&multiplicity) : 0.0;
-      if (!std::isnan(value)) bits.push_back(value);
-    });
-  }
+  resample_rows(blocks, all.size(), options, [&](const std::vector<int>& multiplicity) {
+    perplexities.push_back(std::exp(weighted_mean(all, multiplicity)));
+    const double value = options.byte_level ? bits_per_byte(&multiplicity) : 0.0;
+    if (!std::isnan(value)) bits.push_back(value);
+  });
   result.perplexity = with_interval(std::exp(mean(all)), perplexities);
   if (options.byte_level && !bytes.empty()) result.bits_per_byte = with_interval(bits_per_byte(nullptr), bits);
   return result;

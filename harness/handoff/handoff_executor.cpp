@@ -67,7 +67,7 @@ class HandoffExecutor final : public Executor {
       return;
     }
     Submission prompts, rest;
-    std::vector<int> handed;
+    std::vector<int> handed, offers, cancels;
     for (const Action& action : submission.actions) {
       const int request = action.request;
       switch (action.kind) {
@@ -80,13 +80,13 @@ class HandoffExecutor final : public Executor {
           break;
         case ActionKind::reuse:
           prompts.actions.push_back(action);
-          run_->offers.push_back(request);
+          offers.push_back(request);
           break;
         case ActionKind::cancel:
           // The request ends on both sides; of one that has been handed over P holds nothing.
           if (!run_->handed.contains(request)) {
             prompts.actions.push_back(action);
-            run_->cancels.push_back(request);
+            cancels.push_back(request);
           }
           rest.actions.push_back(action);
           break;
@@ -98,14 +98,12 @@ class HandoffExecutor final : public Executor {
     prompts.failure = rest.failure = submission.failure;
     run_->failing_submissions += submission.failure == PlannedFailure::none ? 0 : 1;
 
-    for (const WorkItem& item : prompts.items) run_->offers.push_back(item.request);
+    for (const WorkItem& item : prompts.items) offers.push_back(item.request);
     prefill_->submit(prompts);
-    for (const int request : run_->cancels) cancel(request);
-    run_->cancels.clear();
-    for (const int request : run_->offers) {
+    for (const int request : cancels) cancel(request);
+    for (const int request : offers) {
       if (!run_->sender.knows(request)) run_->sender.offer(request);
     }
-    run_->offers.clear();
     for (const WorkItem& item : prompts.items) {
       const bool completes =
           item.end == run_->trace.requests.at(static_cast<std::size_t>(item.request)).prompt_length() && item.loop_last == run_->loops;
@@ -160,7 +158,6 @@ class HandoffExecutor final : public Executor {
     const Trace& trace;
     const int loops;
     std::set<int> handed;
-    std::vector<int> offers, cancels;
     std::int64_t failing_submissions = 0;
     std::size_t most_reserved_bytes = 0;
   };

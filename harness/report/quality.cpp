@@ -3,14 +3,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <map>
 #include <numeric>
-#include <random>
 #include <set>
 #include <string_view>
 #include <utility>
 
+#include "harness/compare/bootstrap.hpp"
 #include "harness/compare/drift.hpp"
 #include "harness/compare/error_stats.hpp"
 #include "harness/report/summary.hpp"
@@ -21,22 +20,10 @@ namespace {
 constexpr std::string_view kDense = "t0s0q0";
 constexpr int kByteTokens = 256;
 constexpr int kDepths = 4;
-constexpr int kResamples = 1000;
+
+constexpr DriftOptions kDrift;  // intervals are made as those of drift
 
 using Multiplicity = std::vector<int>;  // by cluster
-
-// Calls use(multiplicity) for every resample of `clusters` clusters. The generator is specified bit for bit; the bounded index is the high
-// half of a product, so that no library's distribution enters.
-void resample(std::size_t clusters, const std::function<void(const Multiplicity&)>& use) {
-  if (clusters < 2) return;  // a single cluster resamples only to itself
-  std::mt19937_64 generator(DriftOptions{}.seed);
-  Multiplicity multiplicity(clusters);
-  for (int i = 0; i < kResamples; ++i) {
-    std::fill(multiplicity.begin(), multiplicity.end(), 0);
-    for (std::size_t draw = 0; draw < clusters; ++draw) ++multiplicity[static_cast<std::size_t>(((generator() >> 32) * clusters) >> 32)];
-    use(multiplicity);
-  }
-}
 
 Interval with_interval(double value, std::vector<double> replicates) {
   std::erase_if(replicates, [](double x) { return std::isnan(x); });  // resamples without a row that counts
@@ -137,7 +124,7 @@ class ProseGroup {
     result.kld_max = rows_.empty() ? kNotApplicable : rows_.back().kld;
 
     std::vector<double> means[std::size(kMeans)], percentiles[std::size(kKldPercentiles)];
-    resample(sums_.size(), [&](const Multiplicity& times) {
+    resample(sums_.size(), kDrift.seed, kDrift.resamples, [&](const Multiplicity& times) {
       Sums drawn;
       for (std::size_t i = 0; i < sums_.size(); ++i) drawn.add(sums_[i], times[i]);
       for (std::size_t i = 0; i < std::size(kMeans); ++i) means[i].push_back(kMeans[i].statistic(drawn));
@@ -197,7 +184,7 @@ class TaskGroup {
       result.gained += counts.gained;
     }
     std::vector<double> changes;
-    resample(all.size(), [&](const Multiplicity& times) {
+    resample(all.size(), kDrift.seed, kDrift.resamples, [&](const Multiplicity& times) {
       std::int64_t answers = 0, change = 0;
       for (std::size_t i = 0; i < all.size(); ++i) {
         answers += times[i] * all[i].answers;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Little-endian integers in byte strings, written and read one by one. Internal to the handoff's formats.
+// Little-endian integers in byte strings, written and read one by one: how every format of the handoff is spelled.
 #pragma once
 
 #include <cstddef>

@@ -37,7 +37,9 @@ Enum one_of(ByteReader& in, const std::string& field, std::uint8_t least, std::u
 std::string prompt_digest(const std::vector<std::int32_t>& prompt) {
   ByteWriter words;
   for (const std::int32_t token : prompt) words.integer(token);
-  return to_hexadecimal(sha256_bytes(words.written()));
+  Sha256 hash;
+  hash.update(words.written().data(), words.size());
+  return hash.hex_digest();
 }
 
 // "kv_residual_quantization.tail is 64, here it is 32".

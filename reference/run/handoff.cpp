@@ -3,10 +3,10 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <type_traits>
 
 #include "models/error.hpp"
+#include "models/handoff/bytes.hpp"
 #include "reference/kv/block_encoder.hpp"
 #include "reference/numeric/float16.hpp"
 #include "reference/run/delivery.hpp"
@@ -16,6 +16,8 @@
 namespace loopgauge::reference {
 namespace {
 
+using handoff::ByteReader;
+using handoff::ByteWriter;
 using handoff::Region;
 using handoff::RegionKind;
 
@@ -28,56 +30,32 @@ handoff::Descriptor descriptor_of(const RunContext<P>& run, const RequestState<P
   return handoff::make_descriptor(run.model, run.model_sha256, run.config, s.index, *s.request, kElement<P>);
 }
 
-template <class Integer>
-void put(std::vector<std::byte>& out, Integer value) {
-  for (std::size_t i = 0; i < sizeof value; ++i) out.push_back(static_cast<std::byte>(value >> (8 * i)));
-}
-
 // A value of K, V or hidden: BF16 exactly, or FP64.
-void put_element(std::vector<std::byte>& out, float value) {
+void write_element(ByteWriter& out, float value) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   if ((bits & 0xFFFF) != 0) throw InternalError("a value that is handed over is no BF16 value");
-  put(out, static_cast<std::uint16_t>(bits >> 16));
+  out.integer(static_cast<std::uint16_t>(bits >> 16));
 }
-void put_element(std::vector<std::byte>& out, double value) { put(out, std::bit_cast<std::uint64_t>(value)); }
-
-// Reads what put() and put_element() wrote, in the same order. The sizes were checked against the activity.
-class Elements {
- public:
-  explicit Elements(std::span<const std::byte> bytes) : rest_(bytes) {}
-
-  template <class Integer>
-  Integer integer() {
-    Integer value = 0;
-    for (std::size_t i = 0; i < sizeof value; ++i)
-      value = static_cast<Integer>(value | static_cast<Integer>(std::to_integer<Integer>(rest_[i]) << (8 * i)));
-    rest_ = rest_.subspan(sizeof value);
-    return value;
-  }
-  void element(float& value) { value = std::bit_cast<float>(std::uint32_t{integer<std::uint16_t>()} << 16); }
-  void element(double& value) { value = std::bit_cast<double>(integer<std::uint64_t>()); }
-  std::uint8_t byte() { return integer<std::uint8_t>(); }
-
- private:
-  std::span<const std::byte> rest_;
-};
+void write_element(ByteWriter& out, double value) { out.integer(std::bit_cast<std::uint64_t>(value)); }
+void read_element(ByteReader& in, float& value) { value = std::bit_cast<float>(std::uint32_t{in.integer<std::uint16_t>()} << 16); }
+void read_element(ByteReader& in, double& value) { value = std::bit_cast<double>(in.integer<std::uint64_t>()); }
 
 // Codes are one a byte here and two a byte in a region: channel 2i in the low nibble.
-void pack_codes(std::vector<std::byte>& out, const Tensor<std::uint8_t>& codes) {
-  for (std::size_t i = 0; i < codes.data.size(); i += 2) out.push_back(static_cast<std::byte>(codes.data[i] | codes.data[i + 1] << 4));
+void pack_codes(ByteWriter& out, const Tensor<std::uint8_t>& codes) {
+  for (std::size_t i = 0; i < codes.data.size(); i += 2) out.integer(static_cast<std::uint8_t>(codes.data[i] | codes.data[i + 1] << 4));
 }
-void unpack_codes(Elements& in, Tensor<std::uint8_t>& codes) {
+void unpack_codes(ByteReader& in, Tensor<std::uint8_t>& codes) {
   for (std::size_t i = 0; i < codes.data.size(); i += 2) {
-    const std::uint8_t pair = in.byte();
+    const auto pair = in.integer<std::uint8_t>();
     codes.data[i] = pair & 15;
     codes.data[i + 1] = pair >> 4;
   }
 }
 
-void pack_parameters(std::vector<std::byte>& out, const Tensor<float>& min, const Tensor<float>& scale) {
-  for (std::size_t i = 0; i < min.data.size(); ++i) put(out, float16_bits(min.data[i])), put(out, float16_bits(scale.data[i]));
+void pack_parameters(ByteWriter& out, const Tensor<float>& min, const Tensor<float>& scale) {
+  for (std::size_t i = 0; i < min.data.size(); ++i) out.integer(float16_bits(min.data[i])), out.integer(float16_bits(scale.data[i]));
 }
-void unpack_parameters(Elements& in, Tensor<float>& min, Tensor<float>& scale) {
+void unpack_parameters(ByteReader& in, Tensor<float>& min, Tensor<float>& scale) {
   for (std::size_t i = 0; i < min.data.size(); ++i) {
     min.data[i] = float16_value(in.integer<std::uint16_t>());
     scale.data[i] = float16_value(in.integer<std::uint16_t>());
@@ -152,7 +130,7 @@ template <class P>
 std::vector<std::byte> HandoffSource<P>::bytes_of(RequestState<P>& s, const Region& region) const {
   RequestStorage<P>& h = *s.held;
   const ModelConfig& model = run_.model;
-  std::vector<std::byte> out;
+  ByteWriter out;
   switch (region.kind) {
     case RegionKind::validity:
     case RegionKind::activity: {
@@ -169,12 +147,12 @@ std::vector<std::byte> HandoffSource<P>::bytes_of(RequestState<P>& s, const Regi
         pack_codes(out, layer.k_codes);
         pack_codes(out, layer.v_codes);
       }
-      return out;
+      return out.take();
     case RegionKind::parameters: {
       const auto& layers = block_at(h.blocks, region.positions).streams[static_cast<std::size_t>(region.loop - 1)].layers;
       for (const CodecLayer& layer : layers) pack_parameters(out, layer.k_min, layer.k_scale);
       for (const CodecLayer& layer : layers) pack_parameters(out, layer.v_min, layer.v_scale);
-      return out;
+      return out.take();
     }
     case RegionKind::rows:
       for (int layer = 0; layer < model.layers; ++layer) {
@@ -183,15 +161,15 @@ std::vector<std::byte> HandoffSource<P>::bytes_of(RequestState<P>& s, const Regi
             for (int position = region.positions.begin; position < region.positions.end; ++position) {
               if (h.executed_loops[static_cast<std::size_t>(position)] < region.loop) continue;
               const auto* row = h.kv.exact(tensor, layer, region.loop, head, position);
-              for (int d = 0; d < model.head_dim; ++d) put_element(out, row[d]);
+              for (int d = 0; d < model.head_dim; ++d) write_element(out, row[d]);
             }
           }
         }
       }
-      return out;
+      return out.take();
     case RegionKind::final_hidden:
-      for (const auto value : h.final_hidden) put_element(out, value);
-      return out;
+      for (const auto value : h.final_hidden) write_element(out, value);
+      return out.take();
   }
   throw InternalError("unknown kind of region");
 }
@@ -318,7 +296,7 @@ void HandoffTarget<P>::unpack(RequestState<P>& s, const Reservation& reservation
   std::fill(h.window_loops.begin(), h.window_loops.end(), run_.config.loops());
   for (std::size_t i = 0; i < reservation.regions.size(); ++i) {  // loops of a range come in ascending order
     const Region& region = reservation.regions[i];
-    Elements in(bytes(i));
+    ByteReader in(bytes(i), "region");  // the sizes were checked against the activity
     const std::size_t r = static_cast<std::size_t>(std::max(1, region.loop) - 1);
     switch (region.kind) {
       case RegionKind::validity:
@@ -348,7 +326,7 @@ void HandoffTarget<P>::unpack(RequestState<P>& s, const Reservation& reservation
             for (int head = 0; head < model.heads; ++head) {
               for (const int position : rows) {
                 auto* row = h.kv.exact(tensor, layer, region.loop, head, position);
-                for (int d = 0; d < model.head_dim; ++d) in.element(row[d]);
+                for (int d = 0; d < model.head_dim; ++d) read_element(in, row[d]);
               }
             }
           }
@@ -360,7 +338,7 @@ void HandoffTarget<P>::unpack(RequestState<P>& s, const Reservation& reservation
       }
       case RegionKind::final_hidden:
         h.final_hidden.resize(static_cast<std::size_t>(model.hidden));
-        for (auto& value : h.final_hidden) in.element(value);
+        for (auto& value : h.final_hidden) read_element(in, value);
         break;
     }
   }

@@ -5,8 +5,10 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <numeric>
 #include <vector>
 
+#include "harness/compare/bootstrap.hpp"
 #include "models/error.hpp"
 
 namespace loopgauge::harness {
@@ -232,6 +234,23 @@ TEST(Drift, RecordsOfAnotherTraceAreRefused) {
   pair = make({{.5, .25, .25}}, {{.5, .25, .25}}, {});
   pair.candidate.requests[0].logits = {};
   EXPECT_THROW(measure_drift(pair.dense, pair.candidate, pair.trace), InternalError);
+}
+
+TEST(Bootstrap, DrawsAsManyUnitsAsThereAreAndTheSameOnesForASeed) {
+  const auto draws = [](std::uint64_t seed) {
+    std::vector<std::vector<int>> all;
+    resample(5, seed, 20, [&](const std::vector<int>& multiplicity) { all.push_back(multiplicity); });
+    return all;
+  };
+  const auto first = draws(1);
+  ASSERT_EQ(first.size(), 20u);
+  for (const auto& multiplicity : first) EXPECT_EQ(std::accumulate(multiplicity.begin(), multiplicity.end(), 0), 5);
+  EXPECT_EQ(draws(1), first);
+  EXPECT_NE(draws(2), first);
+}
+
+TEST(Bootstrap, ASingleUnitTellsNothing) {
+  resample(1, 1, 20, [](const std::vector<int>&) { ADD_FAILURE() << "called"; });
 }
 
 }  // namespace

@@ -103,11 +103,11 @@ TEST_F(Archive, AnotherModelConfigurationPromptOrRequestIsRefusedByName) {
 TEST_F(Archive, HasTheseBytesAroundItsRegions) {
   const HandoffArchive archive = archived(switches("t0s0q0"));
   const auto bytes = harness::serialize(archive);
-  EXPECT_EQ(hexadecimal(std::span(bytes).first(16)),
+  EXPECT_EQ(handoff::to_hexadecimal(std::span(bytes).first(16)),
             "4c47504446494c45"
             "01000000"
             "02000000");  // LGPDFILE, version, handoffs
-  EXPECT_EQ(hexadecimal(std::span(bytes).subspan(24, 8)),
+  EXPECT_EQ(handoff::to_hexadecimal(std::span(bytes).subspan(24, 8)),
             "04000000"
             "74657374");  // "test"
   std::size_t size = 24 + 4 + 4 + 4 + archive.trace.size() + 32;

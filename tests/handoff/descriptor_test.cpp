@@ -37,7 +37,7 @@ std::string refusal(std::span<const std::byte> bytes) {
 }
 
 TEST(Descriptor, HasTheseBytes) {
-  const std::string text = hexadecimal(serialize(sample()));
+  const std::string text = handoff::to_hexadecimal(serialize(sample()));
   const std::string head =
       "4c47504444455343"  // LGPDDESC
       "01000000";         // version

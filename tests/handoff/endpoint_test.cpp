@@ -267,14 +267,17 @@ TEST_F(Endpoints, CancelAtEveryStepOfEitherSide) {
 }
 
 TEST_F(Endpoints, ASideThatIsGoneLeavesTheOtherWithNothing) {
-  for (int step = 1; step < 12; ++step) {
+  const auto begin_again_and_run = [&](int steps) {
     begin_prefill();
     begin_decode();
     wire_.sender_lost = wire_.receiver_lost = false;
     wire_.to_receiver.clear(), wire_.to_sender.clear();
     sender_->offer(0);
     prefill(0);
-    for (int i = 0; i < step; ++i) static_cast<void>(i % 2 == 0 ? receiver_->step() : sender_->step());
+    for (int i = 0; i < steps; ++i) static_cast<void>(i % 2 == 0 ? receiver_->step() : sender_->step());
+  };
+  for (int step = 1; step < 12; ++step) {
+    begin_again_and_run(step);
     wire_.writes.clear();  // of a sender that is gone
     wire_.sender_lost = true;
     while (receiver_->step()) {
@@ -282,13 +285,7 @@ TEST_F(Endpoints, ASideThatIsGoneLeavesTheOtherWithNothing) {
     expect_nothing_reserved();
   }
   for (int step = 1; step < 12; ++step) {
-    begin_prefill();
-    begin_decode();
-    wire_.sender_lost = wire_.receiver_lost = false;
-    wire_.to_receiver.clear(), wire_.to_sender.clear();
-    sender_->offer(0);
-    prefill(0);
-    for (int i = 0; i < step; ++i) static_cast<void>(i % 2 == 0 ? receiver_->step() : sender_->step());
+    begin_again_and_run(step);
     wire_.receiver_lost = true, wire_.writes_fail = true;
     while (sender_->step()) {
     }

@@ -39,15 +39,6 @@ inline handoff::Descriptor descriptor_of(const ModelConfig& model, const Algorit
                                   handoff::ElementType::bfloat16);
 }
 
-inline std::string hexadecimal(std::span<const std::byte> bytes) {
-  std::string text;
-  for (const std::byte byte : bytes) {
-    text += "0123456789abcdef"[std::to_integer<unsigned>(byte) >> 4];
-    text += "0123456789abcdef"[std::to_integer<unsigned>(byte) & 15];
-  }
-  return text;
-}
-
 // One random change of a byte string: bytes set, inserted, removed, swapped, the end cut off, a word made extreme.
 inline void mutate(std::vector<std::byte>& bytes, std::mt19937& generator) {
   const auto below = [&](std::size_t n) { return static_cast<std::size_t>(generator() % n); };

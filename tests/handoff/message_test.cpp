@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include "models/handoff/bytes.hpp"
 #include "tests/handoff/handoff_fixture.hpp"
 
 namespace loopgauge::test {
@@ -46,26 +47,26 @@ TEST(HandoffMessage, HasTheseBytes) {
   const std::string transfer =
       "8877665544332211"
       "0200000000000000";
-  EXPECT_EQ(hexadecimal(serialize(samples()[1])), head + "02000000" + transfer +
-                                                      "07000000"
-                                                      "03000000"
-                                                      "0000000001000000"
-                                                      "0010000000000000");
-  EXPECT_EQ(hexadecimal(serialize(samples()[2])), head + "03000000" + transfer +
-                                                      "09000000"
-                                                      "02000000"
-                                                      "0500000000000000"
-                                                      "0600000000000000"
-                                                      "0700000000000000"
-                                                      "0800000000000000");
-  EXPECT_EQ(hexadecimal(serialize(samples()[4])), head + "10000000" + transfer +
-                                                      "01000000"
-                                                      "efcdab0000000000"
-                                                      "4000000000000000");
-  EXPECT_EQ(hexadecimal(serialize(samples()[5])), head + "11000000" + transfer +
-                                                      "07000000"
-                                                      "6e6f20726f6f6d");
-  EXPECT_EQ(hexadecimal(serialize(samples()[8])), head + "14000000" + transfer);
+  EXPECT_EQ(handoff::to_hexadecimal(serialize(samples()[1])), head + "02000000" + transfer +
+                                                                  "07000000"
+                                                                  "03000000"
+                                                                  "0000000001000000"
+                                                                  "0010000000000000");
+  EXPECT_EQ(handoff::to_hexadecimal(serialize(samples()[2])), head + "03000000" + transfer +
+                                                                  "09000000"
+                                                                  "02000000"
+                                                                  "0500000000000000"
+                                                                  "0600000000000000"
+                                                                  "0700000000000000"
+                                                                  "0800000000000000");
+  EXPECT_EQ(handoff::to_hexadecimal(serialize(samples()[4])), head + "10000000" + transfer +
+                                                                  "01000000"
+                                                                  "efcdab0000000000"
+                                                                  "4000000000000000");
+  EXPECT_EQ(handoff::to_hexadecimal(serialize(samples()[5])), head + "11000000" + transfer +
+                                                                  "07000000"
+                                                                  "6e6f20726f6f6d");
+  EXPECT_EQ(handoff::to_hexadecimal(serialize(samples()[8])), head + "14000000" + transfer);
 }
 
 TEST(HandoffMessage, ALongReasonIsCut) {

@@ -8,33 +8,21 @@
 #include <set>
 
 #include "models/error.hpp"
+#include "tests/reference/plan_rules.hpp"
 
 namespace loopgauge {
 namespace {
 
-class PlanRules : public testing::Test {
+class PlanRules : public PlanRulesTest {
  protected:
-  PlanRules() : config_(resolve()) {
-    trace_.vocab_size = 8;
-    add_request(150, 3);
-  }
+  PlanRules() : PlanRulesTest(resolve()) { add_request(150, 3); }
 
   static EffectiveConfig resolve(const char* switches = "t1s0q0", ExitMode exit = ExitMode::full) {
-    ModelConfig model;
-    model.layers = 1, model.loops = 4, model.hidden = 8, model.heads = 1, model.head_dim = 8, model.intermediate = 8, model.vocab = 8;
-    model.max_positions = 4096;
     AlgorithmConfig config;
     apply_switches(config, switches);
     config.window = 64;
     config.exit.mode = exit;
-    return EffectiveConfig::resolve(config, model);
-  }
-  void add_request(int prompt, int tokens) {
-    TraceRequest request;
-    request.id = static_cast<int>(trace_.requests.size());
-    request.prompt.assign(static_cast<std::size_t>(prompt), 1);
-    request.max_new_tokens = tokens;  // tokens - 1 rows are forwarded
-    trace_.requests.push_back(request);
+    return resolve_for_small_model(config);
   }
 
   static WorkItem prefill(int begin, int end, int first, int last, int request = 0) {
@@ -59,15 +47,6 @@ class PlanRules : public testing::Test {
     p.submissions = submissions;
     return p;
   }
-  std::string fault(const Plan& p) const { return plan_fault(p, trace_, config_); }
-  void expect_fault(const Plan& p, std::initializer_list<const char*> parts) const {
-    const std::string text = fault(p);
-    ASSERT_FALSE(text.empty()) << "accepted";
-    for (const char* part : parts) EXPECT_NE(text.find(part), std::string::npos) << '"' << text << "\" lacks \"" << part << '"';
-  }
-
-  Trace trace_;
-  EffectiveConfig config_;
 };
 
 TEST_F(PlanRules, WindowByWindowWithAllLoopsIsLegal) {

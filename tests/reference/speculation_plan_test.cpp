@@ -2,31 +2,16 @@
 // Legality of plans that speculate (S-SPEC-6, S-PIPE-3, S-TIME-2): hand-made plans, each with one violation.
 #include <gtest/gtest.h>
 
-#include "models/plan.hpp"
+#include "tests/reference/plan_rules.hpp"
 
 namespace loopgauge {
 namespace {
 
-class SpeculationPlanRules : public testing::Test {
+class SpeculationPlanRules : public PlanRulesTest {
  protected:
-  SpeculationPlanRules() : config_(resolve({})) {
-    trace_.vocab_size = 8;
-    add_request(10, 3);
-  }
+  SpeculationPlanRules() : PlanRulesTest(resolve({})) { add_request(10, 3); }
 
-  static EffectiveConfig resolve(const AlgorithmConfig& requested) {
-    ModelConfig model;
-    model.layers = 1, model.loops = 4, model.hidden = 8, model.heads = 1, model.head_dim = 8, model.intermediate = 8, model.vocab = 8;
-    model.max_positions = 4096;
-    return EffectiveConfig::resolve(requested, model);
-  }
-  void add_request(int prompt, int tokens) {
-    TraceRequest request;
-    request.id = static_cast<int>(trace_.requests.size());
-    request.prompt.assign(static_cast<std::size_t>(prompt), 1);
-    request.max_new_tokens = tokens;  // tokens - 1 rows are forwarded
-    trace_.requests.push_back(request);
-  }
+  static EffectiveConfig resolve(const AlgorithmConfig& requested) { return resolve_for_small_model(requested); }
 
   static WorkItem prompt(int request = 0, int length = 10) { return {request, RowKind::prefill, 0, length, 1, 4}; }
   static WorkItem draft(int begin, int end, int first, int last, int request = 0) { return {request, RowKind::draft, begin, end, first, last}; }
@@ -46,16 +31,6 @@ class SpeculationPlanRules : public testing::Test {
     plan.speculation = {SpeculationKind::pipeline, 2, 0};
     return plan;
   }
-
-  std::string fault(const Plan& plan) const { return plan_fault(plan, trace_, config_); }
-  void expect_fault(const Plan& plan, std::initializer_list<const char*> parts) const {
-    const std::string text = fault(plan);
-    ASSERT_FALSE(text.empty()) << "accepted";
-    for (const char* part : parts) EXPECT_NE(text.find(part), std::string::npos) << '"' << text << "\" lacks \"" << part << '"';
-  }
-
-  Trace trace_;
-  EffectiveConfig config_;
 };
 
 TEST_F(SpeculationPlanRules, RowsOnTheirWay) {
