@@ -38,6 +38,9 @@ class Runtime final : public CudaExecutor {
     if (options.profile != Profile::declared) {
       throw UnsupportedError("the CUDA runtime runs profile declared only, not " + std::string(to_string(options.profile)));
     }
+    if (options.stage != Stage::whole) {
+      throw UnsupportedError("the CUDA runtime takes no part in handoffs: it computes a prompt and decodes it in one run");
+    }
     require_greedy_decoding(trace);
     if (config.exit().mode == ExitMode::trace) {
       for (std::size_t i = 0; i < trace.requests.size(); ++i) {
