@@ -24,7 +24,7 @@ class Runtime final : public CudaExecutor {
  public:
   Runtime(const Checkpoint& checkpoint, const CudaExecutorOptions& options)
       : options_(options),
-        allocator_({options.memory_limit_bytes, options.poison}),
+        allocator_({.limit_bytes = options.memory_limit_bytes, .poison = options.poison, .stream_ordered = true}),
         sha256_(checkpoint.sha256),
         weights_(upload_weights(checkpoint, allocator_)) {
     extend_rope_table(weights_.config.max_positions);
@@ -57,7 +57,8 @@ class Runtime final : public CudaExecutor {
     context.library = &library_;
     context.linear = options_.linear;
     context.allocator = &allocator_;
-    context.stream = &stream_;
+    context.stream = &allocator_.stream();
+    context.arenas = &arenas_;
     context.model_sha256 = sha256_;
     context.poison = options_.poison;
     run_.emplace(context, trace, config, options);
@@ -84,9 +85,10 @@ class Runtime final : public CudaExecutor {
     const std::size_t bytes = table.cosine.size() * sizeof(std::uint16_t);
     rope_ = {};
     DeviceRopeTable fresh{allocator_.allocate(MemoryCategory::weights, bytes), allocator_.allocate(MemoryCategory::weights, bytes), positions};
-    LOOPGAUGE_CUDA_CHECK(cudaMemcpy(fresh.cosine.data(), table.cosine.data(), bytes, cudaMemcpyHostToDevice));
-    LOOPGAUGE_CUDA_CHECK(cudaMemcpy(fresh.sine.data(), table.sine.data(), bytes, cudaMemcpyHostToDevice));
-    LOOPGAUGE_CUDA_CHECK(cudaDeviceSynchronize());  // the run's stream does not wait for the default stream
+    const Stream& stream = allocator_.stream();
+    LOOPGAUGE_CUDA_CHECK(cudaMemcpyAsync(fresh.cosine.data(), table.cosine.data(), bytes, cudaMemcpyHostToDevice, stream));
+    LOOPGAUGE_CUDA_CHECK(cudaMemcpyAsync(fresh.sine.data(), table.sine.data(), bytes, cudaMemcpyHostToDevice, stream));
+    stream.synchronize();  // the host's table ends here
     rope_ = std::move(fresh);
   }
 
@@ -95,8 +97,8 @@ class Runtime final : public CudaExecutor {
   std::string sha256_;
   DeviceWeights weights_;
   DeviceRopeTable rope_;
-  Stream stream_;
   CublasLt library_;
+  std::vector<PinnedArena> arenas_;
   std::optional<CudaRun> run_;
 };
 

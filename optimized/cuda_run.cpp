@@ -69,6 +69,7 @@ CudaRun::CudaRun(const RunContext& context, const Trace& trace, const EffectiveC
       options_(options),
       allocator_(*context.allocator),
       stream_(*context.stream),
+      arenas_(*context.arenas),
       longest_(longest_sequence(trace)),
       model_sha256_(context.model_sha256),
       poison_(context.poison),
@@ -128,6 +129,7 @@ CudaRun::~CudaRun() {
   allocator_.on_pressure({});
   // Work in flight reads buffers that are about to be freed; a failure here is reported by the next run.
   static_cast<void>(cudaStreamSynchronize(stream_));
+  give_arenas_back();
 }
 
 const RequestRecord* CudaRun::decisions(const RequestState& s) const {

@@ -36,7 +36,8 @@ struct RunContext {
   CublasLt* library = nullptr;
   LinearImplementation linear = LinearImplementation::automatic;
   DeviceAllocator* allocator = nullptr;
-  const Stream* stream = nullptr;
+  const Stream* stream = nullptr;                    // the allocator's
+  std::vector<PinnedArena>* arenas = nullptr;        // of former runs, for the next ones: page-locking memory waits for the whole device
   std::string model_sha256;
   bool poison = false;
 };
@@ -87,6 +88,7 @@ class CudaRun {
   // Submissions in flight: cuda_run_tickets.
   bool asynchronous() const { return options_.submissions_in_flight > 1; }
   void open_ticket();
+  void give_arenas_back();
   void close_ticket();
   void note_owners();
   void deliver(Ticket& ticket);
@@ -222,6 +224,7 @@ class CudaRun {
   const RunOptions options_;
   DeviceAllocator& allocator_;
   const Stream& stream_;
+  std::vector<PinnedArena>& arenas_;
   const int longest_;
   const std::string model_sha256_;
   const bool poison_;

@@ -9,11 +9,28 @@
 namespace loopgauge::optimized {
 
 void CudaRun::open_ticket() {
-  if (spare_tickets_.empty()) spare_tickets_.push_back(std::make_unique<Ticket>());
+  if (spare_tickets_.empty()) {
+    spare_tickets_.push_back(std::make_unique<Ticket>());
+    if (!arenas_.empty()) {
+      spare_tickets_.back()->arena = std::move(arenas_.back());
+      arenas_.pop_back();
+    }
+  }
   ticket_ = std::move(spare_tickets_.back());
   spare_tickets_.pop_back();
   ticket_->owners.assign(kMaxRequests, -1);
   note_owners();
+}
+
+// At the end of the run, when nothing is in flight any more.
+void CudaRun::give_arenas_back() {
+  const auto give_back = [&](Ticket& ticket) {
+    ticket.arena.reset();
+    arenas_.push_back(std::move(ticket.arena));
+  };
+  if (ticket_) give_back(*ticket_);
+  for (const auto& ticket : in_flight_) give_back(*ticket);
+  for (const auto& ticket : spare_tickets_) give_back(*ticket);
 }
 
 // A slot belongs in this submission to whoever had it last.

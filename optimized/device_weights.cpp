@@ -29,7 +29,8 @@ DeviceBuffer upload(std::initializer_list<const Tensor<Bfloat16Bits>*> parts, De
   DeviceBuffer buffer = allocator.allocate_array<Bfloat16Bits>(MemoryCategory::weights, count);
   auto* target = buffer.as<Bfloat16Bits>();
   for (const auto* part : parts) {
-    LOOPGAUGE_CUDA_CHECK(cudaMemcpy(target, part->data.data(), part->data.size() * sizeof(Bfloat16Bits), cudaMemcpyHostToDevice));
+    const std::size_t bytes = part->data.size() * sizeof(Bfloat16Bits);
+    LOOPGAUGE_CUDA_CHECK(cudaMemcpyAsync(target, part->data.data(), bytes, cudaMemcpyHostToDevice, allocator.stream()));
     target += part->data.size();
   }
   return buffer;
@@ -58,7 +59,7 @@ DeviceWeights upload_weights(const Checkpoint& checkpoint, DeviceAllocator& allo
     device.post_attention_layernorm_2 = upload({&layer.post_attention_layernorm_2}, allocator);
     weights.layers.push_back(std::move(device));
   }
-  LOOPGAUGE_CUDA_CHECK(cudaDeviceSynchronize());  // a copy from pageable memory may return while its last part is on its way
+  allocator.stream().synchronize();  // the checkpoint need not outlive this call
   return weights;
 }
 

@@ -42,14 +42,14 @@ void judge_percentiles(DistanceVerdict& verdict, const PooledDistance& candidate
                        const PooledDistance* exact) {
   const auto values = static_cast<double>(candidate.ascending.size());
   const bool quadratic = candidate.metric == "kl";
-  const bool one_value_says_nothing = quadratic || candidate.metric == "gate";
+  const bool scattered = quadratic || candidate.metric == "gate";
   for (std::size_t i = 0; i < kPercentiles.size() && !candidate.ascending.empty(); ++i) {
     const double q = kPercentiles[i];
     const auto at = [&](const PooledDistance* d) { return d == nullptr || d->ascending.empty() ? 0.0 : d->percentile(q); };
     verdict.candidate[i] = candidate.percentile(q);
     verdict.reordered[i] = at(reordered);
     verdict.exact[i] = at(exact);
-    verdict.limit[i] = spec::is_judged(values, q, one_value_says_nothing)
+    verdict.limit[i] = spec::is_judged(values, q, scattered)
                            ? spec::distance_limit(values, q, verdict.reordered[i], verdict.exact[i], quadratic)
                            : std::numeric_limits<double>::infinity();
   }
@@ -82,6 +82,8 @@ DistanceVerdict judge(const PooledDistance& candidate, const Yardstick& yardstic
   const std::int64_t recorded = verdict.values + verdict.non_finite;
   verdict.incomplete = same_rows ? recorded < verdict.expected_values : recorded == 0;
   if (verdict.non_finite > 0 || verdict.incomplete) verdict.worst_ratio = std::numeric_limits<double>::infinity();
+  const auto is_finite = [](double limit) { return std::isfinite(limit); };
+  verdict.judged = verdict.worst_ratio > 1.0 || std::any_of(verdict.limit.begin(), verdict.limit.end(), is_finite);
   verdict.passed = verdict.worst_ratio <= 1.0;
   return verdict;
 }
@@ -132,8 +134,8 @@ std::vector<DistanceVerdict> judge_teacher_forced_distances(const std::vector<Po
   std::vector<DistanceVerdict> verdicts = judge_all(candidate, yardstick, false);
   for (DistanceVerdict& verdict : verdicts) {
     const bool of_logits = verdict.metric == "logits" || verdict.metric == "kl" || verdict.metric == "top1";
-    const bool enough = verdict.incomplete || verdict.values >= spec::kMinimumTeacherForcedRows;
-    verdict.judged = verdict.non_finite > 0 || (of_logits && enough);
+    const bool enough = verdict.incomplete || verdict.values >= spec::kMinimumRows;
+    verdict.judged = verdict.judged && (verdict.non_finite > 0 || (of_logits && enough));
     if (!verdict.judged) verdict.passed = true;
   }
   return verdicts;

@@ -53,7 +53,7 @@ struct DistanceVerdict {
 // Decision-forced: every metric of `candidate` or of the reordered run, judged. One of which the candidate lacks values fails: the
 // reordered run took the same decisions, so it has the same rows.
 std::vector<DistanceVerdict> judge_distances(const std::vector<PooledDistance>& candidate, const Yardstick& yardstick);
-// Teacher-forced: logits, kl and top1 are judged, and from kMinimumTeacherForcedRows rows on; everything else is stated. Other decisions
+// Teacher-forced: logits, kl and top1 are judged, and from kMinimumRows rows on; everything else is stated. Other decisions
 // make other rows, so their number is free, but none at all fails.
 std::vector<DistanceVerdict> judge_teacher_forced_distances(const std::vector<PooledDistance>& candidate, const Yardstick& yardstick);
 

@@ -3,16 +3,54 @@
 
 #include <algorithm>
 #include <cstring>
+#include <cstdint>
 #include <new>
+#include <optional>
 #include <string>
 
+#include "models/error.hpp"
 #include "optimized/runtime/cuda_check.hpp"
 
 namespace loopgauge::optimized {
 
+namespace {
+
+// What a pool keeps for its next buffers once it is free; the rest goes back to the device.
+constexpr std::uint64_t kKeptBytes = std::uint64_t{1} << 30;
+
+// A memory pool of the current device, and the stream in whose order it hands out memory.
+class OrderedPool {
+ public:
+  OrderedPool() {
+    cudaMemPoolProps properties{};
+    properties.allocType = cudaMemAllocationTypePinned;
+    properties.location.type = cudaMemLocationTypeDevice;
+    LOOPGAUGE_CUDA_CHECK(cudaGetDevice(&properties.location.id));
+    LOOPGAUGE_CUDA_CHECK(cudaMemPoolCreate(&pool_, &properties));
+    std::uint64_t kept = kKeptBytes;
+    LOOPGAUGE_CUDA_CHECK(cudaMemPoolSetAttribute(pool_, cudaMemPoolAttrReleaseThreshold, &kept));
+  }
+  ~OrderedPool() {
+    // Destruction waits for nothing: the driver releases the pool once the frees that the stream holds have happened.
+    static_cast<void>(cudaMemPoolDestroy(pool_));
+  }
+  OrderedPool(const OrderedPool&) = delete;
+  OrderedPool& operator=(const OrderedPool&) = delete;
+
+  cudaMemPool_t pool() const { return pool_; }
+  const Stream& stream() const { return stream_; }
+
+ private:
+  Stream stream_;
+  cudaMemPool_t pool_ = nullptr;
+};
+
+}  // namespace
+
 namespace detail {
 struct AllocatorState {
   AllocatorOptions options;
+  std::optional<OrderedPool> ordered;
   MemoryUsage usage;
   MemoryPressureHandler on_pressure;
 };
@@ -23,10 +61,11 @@ namespace {
 constexpr std::align_val_t kHostAlignment{256};
 
 // Null when the memory is exhausted.
-void* obtain(std::size_t bytes, bool host_memory) {
-  if (host_memory) return ::operator new(bytes, kHostAlignment, std::nothrow);
+void* obtain(std::size_t bytes, const detail::AllocatorState& state) {
+  if (state.options.host_memory) return ::operator new(bytes, kHostAlignment, std::nothrow);
   void* data = nullptr;
-  const cudaError_t status = cudaMalloc(&data, bytes);
+  const cudaError_t status = state.ordered ? cudaMallocFromPoolAsync(&data, bytes, state.ordered->pool(), state.ordered->stream())
+                                           : cudaMalloc(&data, bytes);
   if (status == cudaErrorMemoryAllocation) {
     cudaGetLastError();  // not sticky: the device stays usable
     return nullptr;
@@ -35,9 +74,13 @@ void* obtain(std::size_t bytes, bool host_memory) {
   return data;
 }
 
-void poison(void* data, std::size_t bytes, bool host_memory) {
-  if (host_memory) {
+void poison(void* data, std::size_t bytes, const detail::AllocatorState& state) {
+  if (state.options.host_memory) {
     std::memset(data, 0xFF, bytes);
+    return;
+  }
+  if (state.ordered) {
+    LOOPGAUGE_CUDA_CHECK(cudaMemsetAsync(data, 0xFF, bytes, state.ordered->stream()));
     return;
   }
   LOOPGAUGE_CUDA_CHECK(cudaMemset(data, 0xFF, bytes));
@@ -69,7 +112,7 @@ void DeviceBuffer::reset() noexcept {
     ::operator delete(data_, kHostAlignment);
   } else {
     // A failure here is the sticky fault of earlier work, which the next checked call reports; a destructor has nobody to tell.
-    static_cast<void>(cudaFree(data_));
+    static_cast<void>(state_->ordered ? cudaFreeAsync(data_, state_->ordered->stream()) : cudaFree(data_));
   }
   state_->usage.in_use[static_cast<std::size_t>(category_)] -= bytes_;
   state_->usage.total_in_use -= bytes_;
@@ -79,7 +122,15 @@ void DeviceBuffer::reset() noexcept {
   state_.reset();
 }
 
-DeviceAllocator::DeviceAllocator(AllocatorOptions options) : state_(std::make_shared<detail::AllocatorState>()) { state_->options = options; }
+DeviceAllocator::DeviceAllocator(AllocatorOptions options) : state_(std::make_shared<detail::AllocatorState>()) {
+  state_->options = options;
+  if (options.stream_ordered && !options.host_memory) state_->ordered.emplace();
+}
+
+const Stream& DeviceAllocator::stream() const {
+  if (!state_->ordered) throw InternalError("the allocator hands out memory in no stream's order");
+  return state_->ordered->stream();
+}
 
 DeviceBuffer DeviceAllocator::allocate(MemoryCategory category, std::size_t bytes) {
   if (bytes == 0) return {};
@@ -93,8 +144,8 @@ DeviceBuffer DeviceAllocator::allocate(MemoryCategory category, std::size_t byte
   const auto room = [&] { return options.limit_bytes - std::min(options.limit_bytes, usage.total_in_use); };
   const auto relieved = [&](std::size_t missing) { return state_->on_pressure && state_->on_pressure(missing); };
   if (bytes > room() && !(relieved(bytes - room()) && bytes <= room())) throw refuse("the limit is " + std::to_string(options.limit_bytes));
-  void* data = obtain(bytes, options.host_memory);
-  if (data == nullptr && relieved(bytes)) data = obtain(bytes, options.host_memory);
+  void* data = obtain(bytes, *state_);
+  if (data == nullptr && relieved(bytes)) data = obtain(bytes, *state_);
   if (data == nullptr) {
     if (options.host_memory) throw refuse("the host has no more");
     std::size_t free_bytes = 0;
@@ -110,7 +161,7 @@ DeviceBuffer DeviceAllocator::allocate(MemoryCategory category, std::size_t byte
   usage.peak[index] = std::max(usage.peak[index], usage.in_use[index]);
   usage.total_peak = std::max(usage.total_peak, usage.total_in_use);
   DeviceBuffer buffer(state_, data, bytes, category);
-  if (options.poison) poison(data, bytes, options.host_memory);
+  if (options.poison) poison(data, bytes, *state_);
   return buffer;
 }
 

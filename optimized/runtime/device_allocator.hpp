@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "models/memory_category.hpp"
+#include "optimized/runtime/stream.hpp"
 
 namespace loopgauge::optimized {
 
@@ -37,7 +38,8 @@ class DeviceBuffer {
   MemoryCategory category() const { return category_; }
   explicit operator bool() const { return data_ != nullptr; }
 
-  // Frees now. Work that uses the memory must have finished or be ordered before (cudaFree waits for the device).
+  // Frees now. Stream-ordered: once the work that the allocator's stream holds is done, without waiting for it. Else cudaFree, which waits
+  // for the whole device.
   void reset() noexcept;
 
  private:
@@ -69,13 +71,16 @@ struct AllocatorOptions {
   std::size_t limit_bytes = std::numeric_limits<std::size_t>::max();  // total of live bytes that may not be exceeded
   bool poison = false;  // fill fresh buffers with 0xFF (NaN as BF16, FP16 and FP32), so that reading unwritten memory shows
   bool host_memory = false;  // plain host memory: bookkeeping can then be tested where there is no device
+  // Memory comes from a pool of the allocator's own, in the order of its own stream(), on which all work with its buffers must be: neither
+  // allocating nor freeing waits for the device, so executors that share a device do not wait for each other.
+  bool stream_ordered = false;
 };
 
 // Called with the bytes that are missing when an allocation does not fit. Gives memory back and returns true when that may be enough;
 // otherwise keeps what it has. It must not allocate.
 using MemoryPressureHandler = std::function<bool(std::size_t missing_bytes)>;
 
-// Allocates with cudaMalloc on the current device; results are at least 256-byte aligned. Buffers may outlive the allocator object.
+// Allocates on the current device, with cudaMalloc or in stream order (AllocatorOptions); results are at least 256-byte aligned. Buffers may outlive the allocator object.
 // What does not fit is tried once more after the pressure handler, if there is one, has given memory back.
 // Not thread-safe: one owner per executor.
 class DeviceAllocator {
@@ -87,6 +92,9 @@ class DeviceAllocator {
   DeviceBuffer allocate(MemoryCategory category, std::size_t bytes);
   template <class T>
   DeviceBuffer allocate_array(MemoryCategory category, std::size_t count) { return allocate(category, count * sizeof(T)); }
+
+  // The stream of a stream-ordered allocator. It lives as long as the allocator or a buffer does.
+  const Stream& stream() const;
 
   void on_pressure(MemoryPressureHandler handler);  // replaces the former one; empty: none
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Exact accounting by category, and a refusal that leaves everything usable.
+#include "models/error.hpp"
 #include "tests/equivalence/device_fixture.hpp"
 
 namespace loopgauge::test {
@@ -10,12 +11,22 @@ using optimized::DeviceAllocator;
 using optimized::DeviceBuffer;
 using optimized::DeviceMemoryError;
 
-class AllocatorTest : public DeviceTest {};
+// Both ways of allocation, in every test.
+class AllocatorTest : public DeviceTest, public ::testing::WithParamInterface<bool> {
+ protected:
+  static AllocatorOptions options(AllocatorOptions options = {}) {
+    options.stream_ordered = GetParam();
+    return options;
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Ways, AllocatorTest, ::testing::Bool(),
+                         [](const auto& way) { return std::string(way.param ? "StreamOrdered" : "Synchronous"); });
 
 std::size_t index(MemoryCategory category) { return static_cast<std::size_t>(category); }
 
-TEST_F(AllocatorTest, CountsBytesByCategoryNowAndAtTheirPeak) {
-  DeviceAllocator allocator;
+TEST_P(AllocatorTest, CountsBytesByCategoryNowAndAtTheirPeak) {
+  DeviceAllocator allocator(options());
   DeviceBuffer weights = allocator.allocate(MemoryCategory::weights, 1000);
   {
     const DeviceBuffer scratch = allocator.allocate(MemoryCategory::workspace, 500);
@@ -37,8 +48,8 @@ TEST_F(AllocatorTest, CountsBytesByCategoryNowAndAtTheirPeak) {
   EXPECT_FALSE(allocator.allocate(MemoryCategory::workspace, 0));
 }
 
-TEST_F(AllocatorTest, RefusesWhatDoesNotFitAndStaysUsable) {
-  DeviceAllocator allocator(AllocatorOptions{.limit_bytes = 1 << 20});
+TEST_P(AllocatorTest, RefusesWhatDoesNotFitAndStaysUsable) {
+  DeviceAllocator allocator(options({.limit_bytes = 1 << 20}));
   const DeviceBuffer half = allocator.allocate(MemoryCategory::bf16_planes, 1 << 19);
   try {
     static_cast<void>(allocator.allocate(MemoryCategory::workspace, (1 << 19) + 1));
@@ -50,17 +61,39 @@ TEST_F(AllocatorTest, RefusesWhatDoesNotFitAndStaysUsable) {
   EXPECT_EQ(allocator.usage().total_in_use, 1u << 19);
   EXPECT_TRUE(allocator.allocate(MemoryCategory::workspace, 1 << 19));
 
-  DeviceAllocator unlimited;
+  DeviceAllocator unlimited(options());
   EXPECT_THROW(static_cast<void>(unlimited.allocate(MemoryCategory::workspace, std::size_t{1} << 46)), DeviceMemoryError);
   EXPECT_EQ(unlimited.usage().total_in_use, 0u);
   EXPECT_TRUE(unlimited.allocate(MemoryCategory::workspace, 4096));
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
 }
 
-TEST_F(AllocatorTest, PoisonsFreshMemory) {
-  DeviceAllocator allocator(AllocatorOptions{.poison = true});
-  const DeviceBuffer buffer = allocator.allocate(MemoryCategory::workspace, 256);
-  for (const std::uint8_t byte : download<std::uint8_t>(buffer, 256)) EXPECT_EQ(byte, 0xFF);
+TEST_P(AllocatorTest, PoisonsFreshMemory) {
+  DeviceAllocator allocator(options({.poison = true}));
+  for (int round = 0; round < 2; ++round) {  // the second time, memory that was written and freed
+    const DeviceBuffer buffer = allocator.allocate(MemoryCategory::workspace, 256);
+    if (GetParam()) allocator.stream().synchronize();
+    for (const std::uint8_t byte : download<std::uint8_t>(buffer, 256)) EXPECT_EQ(byte, 0xFF);
+    ASSERT_EQ(cudaMemset(const_cast<void*>(buffer.data()), 0, 256), cudaSuccess);
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  }
+}
+
+TEST_F(DeviceTest, MemoryFreedInStreamOrderKeepsItsContentForWorkIssuedBefore) {
+  constexpr std::size_t kBytes = 64 << 20;
+  DeviceAllocator allocator({.stream_ordered = true});
+  const optimized::Stream& stream = allocator.stream();
+  DeviceBuffer copy = allocator.allocate(MemoryCategory::workspace, kBytes);
+  {
+    DeviceBuffer source = allocator.allocate(MemoryCategory::workspace, kBytes);
+    ASSERT_EQ(cudaMemsetAsync(source.data(), 0x5A, kBytes, stream), cudaSuccess);
+    ASSERT_EQ(cudaMemcpyAsync(copy.data(), source.data(), kBytes, cudaMemcpyDeviceToDevice, stream), cudaSuccess);
+  }
+  DeviceBuffer next = allocator.allocate(MemoryCategory::workspace, kBytes);  // the same memory, most likely
+  ASSERT_EQ(cudaMemsetAsync(next.data(), 0xA5, kBytes, stream), cudaSuccess);
+  stream.synchronize();
+  for (const std::uint8_t byte : download<std::uint8_t>(copy, kBytes)) ASSERT_EQ(byte, 0x5A);
+  EXPECT_THROW(static_cast<void>(DeviceAllocator().stream()), InternalError);
 }
 
 }  // namespace
