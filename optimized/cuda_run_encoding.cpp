@@ -110,8 +110,8 @@ void CudaRun::encode_pending() {
     for (int loop = 1; loop <= config_.loops(); ++loop) kv_.release_planes(request->slot, loop, range);
     decoding |= request->committed > 0;
   }
-  // Between windows of a prompt the pages serve the next window; after it nobody needs them soon. Freeing waits for the device.
-  if (decoding && !asynchronous()) kv_.trim();
+  // Between windows of a prompt the pages serve the next window; after it nobody needs them soon.
+  if (decoding) kv_.trim();
 }
 
 }  // namespace loopgauge::optimized

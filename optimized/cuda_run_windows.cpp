@@ -159,9 +159,8 @@ void CudaRun::complete_window_loop(RequestState& s, int window, int loop) {
   }
   spare_windows_.push_back(std::move(state));
   s.windows[static_cast<std::size_t>(window)].reset();
-  // A request in decode holds one row; the next prompt brings its own windows. Freeing waits for the device, so asynchronous runs keep
-  // them.
-  if (range.end == s.prompt_length && !asynchronous()) spare_windows_.clear();
+  // A request in decode holds one row; the next prompt brings its own windows.
+  if (range.end == s.prompt_length) spare_windows_.clear();
 }
 
 }  // namespace loopgauge::optimized

@@ -41,7 +41,7 @@ int StepGraphs::bucket(int value, int smallest) {
 StepGraphs::Outcome StepGraphs::run(const Key& key, std::uint64_t address_version, cudaStream_t stream,
                                     const std::function<void()>& enqueue) {
   if (address_version != address_version_) {
-    // None of them is running: memory moves by way of a free, which waits for the device.
+    // One that is still running is freed by the driver when it ends, and the memory that it uses after it, in stream order.
     for (auto& [other, graph] : graphs_) graph.reset();
     address_version_ = address_version;
   }

@@ -127,7 +127,7 @@ class KvCache {
                             const std::array<std::uint32_t, kLoops>& capacity = {}, bool members_known = true);
   // Returns to the free list the BF16 pages of plane `loop` whose 64 positions all lie in `positions`.
   void release_planes(int request, int loop, PositionRange positions);
-  // Gives the free list back to the allocator (waits for the device), down to `keep` pages.
+  // Gives the free list back to the allocator down to `keep` pages.
   void trim(std::size_t keep = 0) { storage_.trim(keep); }
 
   // Copies the changed table entries to the device, ordered on the stream. Call after changes and before the kernels that read them.

@@ -39,7 +39,7 @@ class KvStorage {
   // From the free list, or fresh. Throws DeviceMemoryError; nothing changes then.
   PageHandle take_page();
   BlockHandle make_block(PositionRange positions, const std::array<std::uint32_t, kLoops>& rows);
-  // Gives free pages back to the allocator (waits for the device) until at most `keep` are left.
+  // Gives free pages back to the allocator until at most `keep` are left.
   void trim(std::size_t keep = 0);
 
   // A page or block with several holders counts once.

@@ -17,7 +17,7 @@ class GrowableBuffer {
  public:
   GrowableBuffer(DeviceAllocator& allocator, MemoryCategory category) : allocator_(allocator), category_(category) {}
 
-  // Room for `count` elements. Freeing the smaller array waits for the device, so work in flight keeps what it reads.
+  // Room for `count` elements. The smaller array is freed after the work in flight that reads it (DeviceBuffer::reset).
   template <class T>
   T* reserve(std::size_t count) {
     if (buffer_.size_bytes() < count * sizeof(T)) {

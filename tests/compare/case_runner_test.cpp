@@ -87,6 +87,30 @@ TEST(CaseRunner, TapsAreComparedWithARunWithoutTapsInBothColumns) {
   }
 }
 
+TEST(CaseRunner, ReplayFromAGraphIsShownByARunThatNothingObserves) {
+  SmallSweep sweep;
+  sweep.request.executors = ExecutorChoice::both;
+  sweep.request.runner.repeat_with_taps = true;
+  sweep.request.runner.drift.resamples = 10;
+  Case value;
+  value.mode = parse_mode("graph");
+  value.trace = "single";
+  sweep.request.cases = numbered_cases({value}, sweep.request.traces, sweep.checkpoint.config);
+  test::StandIn inner(sweep.checkpoint);
+  Intruder candidate(inner);
+  // As the device does it: what is observed runs eagerly.
+  candidate.on_record = [](RunRecord& record, bool tapped) {
+    record.executor = "optimized";
+    record.counters.graph_replays = tapped ? 0 : 3;
+  };
+  sweep.executors.optimized = {&candidate};
+  const Report report = sweep.run();
+  for (const CaseResult& row : report.cases) {
+    EXPECT_EQ(row.status, CaseStatus::passed) << row.executor << ": " << row.reason;
+    EXPECT_EQ(status_of(row, kRepeatWithTapsCheck), "passed") << row.executor;
+  }
+}
+
 TEST(SweepCases, AModelOfTwoLoopsIsToldWhichCasesItHas) {
   ModelConfig model = test::tiny_checkpoint().config;
   model.loops = 2;
