@@ -55,6 +55,10 @@ ProcessResult run_program(const std::vector<std::string>& arguments, const Proce
     std::this_thread::sleep_for(std::chrono::milliseconds(options.interrupt_after_ms));
     kill(child, SIGINT);
   }
+  if (options.kill_after_ms >= 0) {
+    std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(options.kill_after_ms));
+    kill(child, SIGKILL);
+  }
   int status = 0;
   if (waitpid(child, &status, 0) != child) throw std::runtime_error("waitpid failed");
 

@@ -17,6 +17,7 @@ struct ProcessResult {
 struct ProcessOptions {
   std::filesystem::path standard_output = {};  // write there instead of collecting
   int interrupt_after_ms = 0;                  // > 0: send SIGINT after so long
+  double kill_after_ms = -1;                   // >= 0: send SIGKILL after so long
   long address_space_mib = 0;                  // > 0: limit of the process's address space
   std::filesystem::path home = {};             // value of LOOPGAUGE_HOME; empty: the source tree
 };

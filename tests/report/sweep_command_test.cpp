@@ -1,25 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// The verbs sweep and report as a shell sees them: exit codes, streams, kill and resume, shards, foreign readers.
+// The verbs sweep and report as a shell sees them: exit codes, streams, resume, shards, foreign readers.
 #include <gtest/gtest.h>
-#include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <chrono>
 #include <nlohmann/json.hpp>
-#include <thread>
 
-#include "harness/io/checkpoint_writer.hpp"
 #include "harness/io/trace_file.hpp"
 #include "harness/report/report_file.hpp"
 #include "tests/harness_cli/process.hpp"
-#include "tests/report/sweep_fixture.hpp"
+#include "tests/report/sweep_command_fixture.hpp"
 
 namespace loopgauge::harness {
 namespace {
 
 using test::ProcessResult;
-using test::TemporaryFolder;
 
 bool has_line(const std::string& text, const std::string& line) { return ("\n" + text).find("\n" + line + "\n") != std::string::npos; }
 
@@ -27,31 +20,6 @@ std::string last_line(const std::string& text) {
   const std::string body = text.substr(0, text.find_last_not_of('\n') + 1);
   return body.substr(body.rfind('\n') + 1);
 }
-
-// The small model and traces as files, and the program with them.
-class SweepCommand : public ::testing::Test {
- protected:
-  void SetUp() override {
-    const Checkpoint checkpoint = test::tiny_checkpoint();
-    write_checkpoint(folder_ / "model", checkpoint.config, values_of(checkpoint), {});
-    for (const Trace& trace : small_traces()) write_trace(folder_ / (trace.name + ".h5"), trace);
-  }
-
-  std::string path(const std::string& name) const { return (folder_ / name).string(); }
-
-  std::vector<std::string> arguments(std::vector<std::string> more, const std::string& report = "report.h5") const {
-    std::vector<std::string> all{"sweep",      "--checkpoint", path("model"),     "--report",
-                                 path(report), "--traces",     path("single.h5"), path("several.h5")};
-    all.insert(all.end(), more.begin(), more.end());
-    return all;
-  }
-
-  ProcessResult sweep(std::vector<std::string> more, const std::string& report = "report.h5") const {
-    return test::run_program(arguments(std::move(more), report));
-  }
-
-  TemporaryFolder folder_;
-};
 
 TEST_F(SweepCommand, ReferenceAloneExitsWithZeroAndCounts) {
   const ProcessResult result = sweep({"--executor", "reference", "--filter", "*/t?s0q0/*"});
@@ -171,57 +139,6 @@ TEST_F(SweepCommand, MachineOutputIsNothingButTheData) {
   EXPECT_EQ(test::run_program({"report", path("report.h5"), "--json", "--csv"}).exit_code, 2);
   EXPECT_EQ(test::run_program({"report"}).exit_code, 2);
   EXPECT_EQ(test::run_program({"report", path("single.h5")}).exit_code, 3) << "a trace is no report";
-}
-
-// Kills a sweep with SIGKILL once its report holds some finished cases, then continues it.
-TEST_F(SweepCommand, KilledSweepLeavesAGoodReportThatResumeCompletes) {
-  const std::vector<std::string> flags{"--executor", "reference", "--filter", "*t?s?q0/*", "--write-interval", "0"};
-  ASSERT_EQ(sweep(flags, "whole.h5").exit_code, 0);
-  const Report whole = read_report(path("whole.h5"));
-
-  std::vector<std::string> words = arguments(flags, "killed.h5");
-  words.insert(words.begin(), LOOPGAUGE_PROGRAM);
-  const pid_t child = ::fork();
-  ASSERT_GE(child, 0);
-  if (child == 0) {
-    std::vector<char*> argv;
-    for (std::string& word : words) argv.push_back(word.data());
-    argv.push_back(nullptr);
-    if (std::freopen("/dev/null", "w", stdout) == nullptr) ::_exit(126);
-    ::execv(argv[0], argv.data());
-    ::_exit(127);
-  }
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(120);
-  int status = 0;
-  bool ended = false;
-  while (!ended && std::chrono::steady_clock::now() < deadline) {
-    ended = ::waitpid(child, &status, WNOHANG) == child;
-    if (std::filesystem::exists(path("killed.h5")) && count_statuses(read_report(path("killed.h5"))).passed >= 2) break;
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
-  }
-  ASSERT_FALSE(ended) << "the sweep was over before it could be killed";
-  ::kill(child, SIGKILL);
-  ::waitpid(child, &status, 0);
-  ASSERT_TRUE(WIFSIGNALED(status));
-
-  const Report left = read_report(path("killed.h5"));
-  EXPECT_EQ(left.cases.size(), whole.cases.size());
-  EXPECT_GE(count_statuses(left).passed, 2);
-  if (is_complete(left)) GTEST_SKIP() << "the kill came after the last case";
-  EXPECT_EQ(exit_code_of(verdict(left)), 5);
-
-  std::vector<std::string> again = flags;
-  again.push_back("--resume");
-  EXPECT_EQ(sweep(again, "killed.h5").exit_code, 0);
-  const Report resumed = read_report(path("killed.h5"));
-  ASSERT_EQ(resumed.cases.size(), whole.cases.size());
-  for (std::size_t n = 0; n < whole.cases.size(); ++n) EXPECT_EQ(row_text(resumed.cases[n]), row_text(whole.cases[n]));
-  // What was finished before the kill was not run again: its times are the old ones.
-  for (std::size_t n = 0; n < left.cases.size(); ++n) {
-    if (left.cases[n].status == CaseStatus::passed) {
-      EXPECT_EQ(left.cases[n].seconds, resumed.cases[n].seconds);
-    }
-  }
 }
 
 TEST_F(SweepCommand, ResumeRefusesAnotherRequestAndNamesTheDifference) {
