@@ -64,8 +64,9 @@ ProcessResult run_program(const std::vector<std::string>& arguments, const Proce
 
   ProcessResult result;
   result.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  if (options.standard_output.empty()) result.out = read_file(out);
-  result.err = read_file(err);
+  // A child that was killed at once has neither.
+  if (options.standard_output.empty() && std::filesystem::exists(out)) result.out = read_file(out);
+  if (std::filesystem::exists(err)) result.err = read_file(err);
   return result;
 }
 
