@@ -228,6 +228,23 @@ bool has_part(const ModeSpec& mode, std::string_view name) {
          (name == "graph" && mode.graph);
 }
 
+std::string inert_fault_reason(Fault fault, const Case& value) {
+  const auto faults = planted_faults();
+  const auto info = std::find_if(faults.begin(), faults.end(), [&](const FaultInfo& candidate) { return candidate.fault == fault; });
+  if (info == faults.end()) return {};
+  if (!has_part(value.mode, info->mode)) return "it needs " + std::string(info->mode);
+  for (std::string_view parts = info->not_beside; !parts.empty();) {
+    const std::size_t end = std::min(parts.find(' '), parts.size());
+    if (has_part(value.mode, parts.substr(0, end))) return "it is not planted beside " + std::string(parts.substr(0, end));
+    parts.remove_prefix(std::min(end + 1, parts.size()));
+  }
+  const std::string switches = switches_text(value.config);
+  for (std::size_t i = 0; i + 1 < info->needs.size(); i += 2) {
+    if (switches.find(info->needs.substr(i, 2)) == std::string::npos) return "it needs " + std::string(info->needs);
+  }
+  return {};
+}
+
 std::string available_modes() {
   return joined(kSchedules) + ", each with any of " + joined(kModifiers);
 }

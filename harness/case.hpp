@@ -46,6 +46,7 @@
 
 #include "harness/shard.hpp"
 #include "models/algorithm_config.hpp"
+#include "models/fault.hpp"
 
 namespace loopgauge::harness {
 
@@ -90,6 +91,9 @@ bool has_part(const ModeSpec& mode, std::string_view name);
 // spelling is refused with the right one.
 std::string mode_text(const ModeSpec& mode);
 ModeSpec parse_mode(std::string_view text);
+
+// Why a planted fault cannot act in the case: "it needs mixed", "it needs t1q1", "it is not planted beside pd". Empty where it may.
+std::string inert_fault_reason(Fault fault, const Case& value);
 
 // The id of `value`. Throws ConfigError when a field has no spelling: unknown mode, trace name with other characters.
 std::string case_id(const Case& value);

@@ -19,7 +19,8 @@ constexpr FaultInfo kFaults[] = {
     {Fault::swapped_norms, "swapped_norms", "input_layernorm_2 and post_attention_layernorm are exchanged", "", "rms_norm", true},
     {Fault::key_before_rope, "key_before_rope", "K is stored before RoPE", "", "rope", true},
     {Fault::loop_off_by_one, "loop_off_by_one", "decode rows read history from the previous loop's plane", "", "attention_dense", true},
-    {Fault::early_flush, "early_flush", "the BF16 tail is flushed 64 tokens early", "q1", "seal_blocks", true},
+    {Fault::early_flush, "early_flush", "the BF16 tail is flushed 64 tokens early", "q1", "seal_blocks", true, "", true,
+     "pd speculation"},  // what is sealed there was promised before it was committed: blocks that nobody wrote would be read
     {Fault::double_final_norm, "double_final_norm", "inactive rows go through the final norm a second time", "t1", "inherit", true},
     {Fault::scores_across_requests, "scores_across_requests",
      "windows of several requests that are selected in one submission share one ranking and one budget", "t1", "select_tokens", true, "mixed", false},

@@ -72,6 +72,8 @@ struct FaultInfo {
   // Without which it cannot act: a part of the mode's name such as "mixed" or "prefix", or "speculation" for any that speculates; "" = any.
   std::string_view mode = "";
   bool in_optimized = true;        // the optimized runtime can plant it
+  // Parts of a mode's name, separated by blanks, beside which it is not planted: it would be another fault there.
+  std::string_view not_beside = "";
 };
 
 std::span<const FaultInfo> planted_faults();       // all but `none`

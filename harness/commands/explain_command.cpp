@@ -17,8 +17,10 @@
 #include "harness/explain/minimize.hpp"
 #include "harness/io/data_paths.hpp"
 #include "harness/io/dump_file.hpp"
+#include "harness/io/replaceable.hpp"
 #include "harness/io/set_file.hpp"
 #include "harness/io/trace_file.hpp"
+#include "harness/sweep/mode_checks.hpp"
 #include "models/error.hpp"
 
 namespace loopgauge::harness {
@@ -94,6 +96,8 @@ PreparedCase prepare(const ExplainOptions& options, const Settings& settings, co
     Case checked = value;
     checked.mode = side->mode;
     require_runnable(checked);
+    const std::string inert = inert_fault_reason(side->fault, checked);
+    if (!inert.empty()) throw ConfigError("--mutant " + options.mutant + " cannot act in " + case_id(checked) + ": " + inert);
   }
   if (const auto faults = trace_faults(trace, checkpoint.config); !faults.empty()) {
     throw TraceError("trace " + trace.name + " does not fit the model: " + faults[0]);
@@ -171,6 +175,7 @@ std::string minimized_command(const ExplainOptions& options, const Settings& set
 
 Finding explain_case(const ExplainOptions& options) {
   const Settings settings = options.settings.resolve();
+  if (!options.minimize_file.empty()) require_replaceable(options.minimize_file, kTraceFormat, "--minimize");
   const Checkpoint checkpoint = cut_checkpoint(load_checkpoint(settings.checkpoint), options.layers, options.loops);
   const std::string id = options.subjects.empty() ? case_for_mutant(options, settings, checkpoint) : options.subjects.front();
   const PreparedCase prepared = prepare(options, settings, checkpoint, id);
@@ -201,8 +206,8 @@ Finding explain_case(const ExplainOptions& options) {
 
 Finding explain_dumps(const ExplainOptions& options) {
   DumpInfo expected_info, actual_info;
-  const RunRecord expected = read_dump(options.subjects[0], expected_info);
-  const RunRecord actual = read_dump(options.subjects[1], actual_info);
+  RunRecord expected = read_dump(options.subjects[0], expected_info);
+  RunRecord actual = read_dump(options.subjects[1], actual_info);
   Finding finding;
   finding.subject = options.subjects[0] + " " + options.subjects[1];
   const auto side = [](const DumpInfo& info) {
@@ -225,6 +230,8 @@ Finding explain_dumps(const ExplainOptions& options) {
   differs("window", expected_info.window, actual_info.window);
   differs("tail", expected_info.tail, actual_info.tail);
   differs("exit", expected_info.exit, actual_info.exit);
+  finding.what.outcomes = cut_to_common(expected, actual, expected_info.window);
+  finding.what.outcomes_decide = expected_info.mode == actual_info.mode;
   finding.what.results = compare_records(expected, actual, expected_info.window);
   finding.what.decision = first_decision(finding.what.results);
   AlgorithmConfig config;  // what a margin needs
@@ -302,6 +309,8 @@ void print_console(const Finding& finding) {
     std::cout << "rows      " << finding.what.rows_compared << " operation rows compared, " << finding.what.rows_different << " differ\n";
   }
   if (!finding.what.actual_error.empty()) std::cout << "error     the actual run ends: " << finding.what.actual_error << "\n";
+  for (const std::string& outcome : finding.what.outcomes) std::cout << "outcome   " << outcome << "; compared as far as both came\n";
+  if (finding.what.outcomes_differ()) std::cout << "          under one plan a request ends at one place  (S-ACT-2)\n";
   const BlamedOperation& blamed = finding.what.operation;
   if (!blamed.name.empty()) {
     std::cout << "operation " << blamed.name << "  (" << blamed.clauses << ")\nown bound " << finding.what.bound.text() << "\n";
@@ -374,6 +383,10 @@ void print_json(const Finding& finding) {
     }
   }
   if (!finding.what.actual_error.empty()) json["actual_error"] = finding.what.actual_error;
+  if (!finding.what.outcomes.empty()) {
+    json["outcomes"] = finding.what.outcomes;
+    json["outcomes_differ"] = finding.what.outcomes_differ();
+  }
   if (finding.what.row) {
     const RowId& id = finding.what.row->id;
     const RowDifference& d = finding.what.row_difference;

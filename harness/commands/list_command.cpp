@@ -66,9 +66,9 @@ void add_list_command(CLI::App& app, int& exit_code) {
       "  loopgauge list --set ci --mode mixed.b64 wcpb+prefix+async --filter '*/four'\n"
       "  loopgauge list --set ci --grid 'switches=t1s0q0 window=64,128,256' 'switches=t0s1q0 keys=500,2000'\n"
       "  loopgauge list --illegal\n"
-      "A mode is a schedule, serial, split[.p<tokens>], mixed[.b<tokens>] or wcpb[.c<windows>], followed by any of "
-      "+prefix[.encoded][.k<windows>],\n"
-      "+preempt[.p<loops>], +async, +graph in this order; serial is written only alone: async, prefix+graph.");
+      "A mode is a schedule, serial, split[.p<tokens>], mixed[.b<tokens>], wcpb[.c<windows>], block_spec.d<loops>.k<tokens> or\n"
+      "pipeline_spec.d<loops>, followed by any of +prefix[.encoded][.k<windows>], +pd, +preempt[.p<loops>], +async, +graph in this order;\n"
+      "serial is written only alone: async, prefix+graph.");
   command->callback([options, &exit_code] {
     constexpr std::array<std::string_view, 2> kOutputs{"console", "json"};
     require_output(options->output, kOutputs);

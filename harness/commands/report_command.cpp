@@ -12,9 +12,11 @@
 
 #include "harness/commands/command.hpp"
 #include "harness/io/atomic_output.hpp"
+#include "harness/io/replaceable.hpp"
 #include "harness/report/render.hpp"
 #include "harness/report/report_file.hpp"
 #include "harness/report/report_merge.hpp"
+#include "harness/report/schema.hpp"
 #include "models/error.hpp"
 
 namespace loopgauge::harness {
@@ -74,6 +76,7 @@ void merge(const ReportOptions& options, int& exit_code) {
     if (std::filesystem::equivalent(file, options.merge_output, unknown))
       throw ConfigError(options.merge_output + " is one of the reports to merge: it would be lost; write to another file");
   }
+  require_replaceable(options.merge_output, kReportFormat, "-o");
   std::vector<NamedReport> parts;
   for (const std::string& file : options.merge_files) parts.push_back({file, read_report(file)});
   const Report merged = merge_reports(parts);

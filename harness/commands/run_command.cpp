@@ -16,6 +16,7 @@
 #include "harness/io/decisions_file.hpp"
 #include "harness/io/digest.hpp"
 #include "harness/io/dump_file.hpp"
+#include "harness/io/replaceable.hpp"
 #include "harness/io/trace_file.hpp"
 #include "harness/planner/planner.hpp"
 #include "harness/replay.hpp"
@@ -49,19 +50,8 @@ struct Request {
 };
 
 void check_fault_can_act(Fault fault, const Case& value) {
-  const auto faults = planted_faults();
-  const auto info = std::find_if(faults.begin(), faults.end(), [&](const FaultInfo& candidate) { return candidate.fault == fault; });
-  if (info == faults.end()) return;
-  if (!has_part(value.mode, info->mode)) {
-    throw ConfigError("--mutant " + std::string(info->name) + " cannot act in mode " + mode_text(value.mode) + ": it needs " +
-                      std::string(info->mode));
-  }
-  const std::string switches = switches_text(value.config);
-  for (std::size_t i = 0; i + 1 < info->needs.size(); i += 2) {
-    if (switches.find(info->needs.substr(i, 2)) == std::string::npos) {
-      throw ConfigError("--mutant " + std::string(info->name) + " cannot act under " + switches + ": it needs " + std::string(info->needs));
-    }
-  }
+  const std::string reason = inert_fault_reason(fault, value);
+  if (!reason.empty()) throw ConfigError("--mutant " + std::string(to_string(fault)) + " cannot act in " + case_id(value) + ": " + reason);
 }
 
 void check_exit_depths(const Case& value, const Trace& trace) {
@@ -114,6 +104,7 @@ void check_dump_folder(const std::string& dump_file) {
     throw FileError("--dump " + dump_file + ": is not a regular file, so it cannot be replaced as a whole; write to a file name");
   }
   if (!std::filesystem::is_directory(folder)) throw FileError("--dump " + dump_file + ": folder " + folder.string() + " does not exist");
+  require_replaceable(dump_file, kDumpFormat, "--dump");
 }
 
 struct Outcome {

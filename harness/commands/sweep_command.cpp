@@ -18,12 +18,14 @@
 #include "harness/executor_by_name.hpp"
 #include "harness/interrupt.hpp"
 #include "harness/io/data_paths.hpp"
+#include "harness/io/replaceable.hpp"
 #include "harness/io/trace_file.hpp"
 #include "harness/progress.hpp"
 #include "harness/provenance.hpp"
 #include "harness/report/render.hpp"
 #include "harness/report/report_file.hpp"
 #include "harness/report/report_merge.hpp"
+#include "harness/report/schema.hpp"
 #include "harness/sweep/sweep.hpp"
 #include "models/error.hpp"
 #include "optimized/cuda_executor.hpp"
@@ -51,14 +53,15 @@ struct SweepOptions {
   double write_interval = 10.0;  // seconds
   int jobs = 0;                  // 0: chosen
   int device_jobs = 1;
+  int time_runs = 0;
   bool resume = false;
   bool repeat = false;
   bool list_mutants = false;
 };
 
 // Options that a configuration file may give, by key; the flag is --<key> with '-' for '_'.
-constexpr std::array<std::string_view, 10> kConfigKeys{"set",    "mode", "filter",         "executor", "checkpoint",
-                                                       "report", "jobs", "write_interval", "seed",     "repeat"};
+constexpr std::array<std::string_view, 11> kConfigKeys{"set",  "mode",           "filter", "executor", "checkpoint", "report",
+                                                       "jobs", "write_interval", "seed",   "repeat",   "time_runs"};
 
 // Takes what the command line leaves out from the file. Throws ConfigError naming file, line and key.
 void apply_config(CLI::App& command, const std::filesystem::path& file) {
@@ -86,7 +89,7 @@ void apply_config(CLI::App& command, const std::filesystem::path& file) {
 void print_mutants() {
   for (const FaultInfo& info : planted_faults()) {
     const std::string_view executors = !info.in_reference ? "optimized" : !info.in_optimized ? "reference" : "reference, optimized";
-    std::cout << info.name << "\t" << (info.needs.empty() ? "any" : info.needs) << "\t" << (info.mode.empty() ? "any" : info.mode) << "\t"
+    std::cout << info.name << "\t" << (info.needs.empty() ? "any" : info.needs) << "\t" << (!info.mode.empty() ? std::string(info.mode) : info.not_beside.empty() ? "any" : "not beside " + std::string(info.not_beside)) << "\t"
               << executors << "\t" << info.description << "\n";
   }
 }
@@ -166,6 +169,7 @@ ReportMeta make_meta(const Sweep& sweep, const SweepOptions& options, const Case
   meta.mutant = request.mutant == Fault::none ? "" : to_string(request.mutant);
   nlohmann::json configuration{{"repeat_with_taps", request.runner.repeat_with_taps}, {"reference_profile", "declared"}};
   if (request.runner.quality_only) configuration["measure"] = "quality";
+  if (request.runner.time_runs > 0) configuration["time_runs"] = request.runner.time_runs;
   meta.configuration = configuration.dump();
   meta.command_line = command_line();
   meta.seed = std::to_string(options.seed);
@@ -199,6 +203,9 @@ void prepare(Sweep& sweep, const SweepOptions& options) {
   request.runner.quality_only = options.measure == "quality";
   if (request.runner.quality_only && (options.repeat || request.mutant != Fault::none))
     throw ConfigError("--measure quality judges no bits: it goes without --repeat and --mutant");
+  request.runner.time_runs = options.time_runs;
+  if (options.time_runs > 0 && (request.executors == ExecutorChoice::reference || request.runner.quality_only || request.mutant != Fault::none))
+    throw ConfigError("--time-runs times the optimized column of a judged sweep: it goes without --executor reference, --measure quality and --mutant");
   request.runner.repeat_with_taps = !request.runner.quality_only && (options.repeat || request.set == "smoke");
   request.runner.drift.seed = options.seed;
 
@@ -275,6 +282,7 @@ void run(const SweepOptions& options, int& exit_code) {
   Sweep sweep;
   prepare(sweep, options);
   const std::filesystem::path path = options.report;
+  require_replaceable(path, kReportFormat, "--report");
   if (options.resume) resume(sweep, path);
   // Data goes to standard output; what a person reads beside it goes to standard error when the data is for programs.
   const bool console = options.output == "console";
@@ -295,7 +303,7 @@ void add_sweep_command(CLI::App& app, int& exit_code) {
   command
       ->add_option("--config", options->config,
                    "Configuration file with lines `key = value`: set, mode, filter, executor, checkpoint, report, jobs, write_interval, "
-                   "seed, repeat; flags win over it")
+                   "seed, repeat, time_runs; flags win over it")
       ->type_name("FILE");
   command
       ->add_option("--executor", options->executor,
@@ -305,7 +313,7 @@ void add_sweep_command(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   command->add_option("--checkpoint", options->checkpoint, "Model folder in the Hugging Face layout (default: the shipped ouro-tiny)")
       ->type_name("DIR");
-  command->add_option("--report", options->report, "Report to write; replaced if it exists")->type_name("FILE")->capture_default_str();
+  command->add_option("--report", options->report, "Report to write; replaces a report, and no other file")->type_name("FILE")->capture_default_str();
   command
       ->add_option("--jobs", options->jobs,
                    "Reference cases run at once; they share out the threads (default: the threads, at most 4). Results do not depend on it")
@@ -332,6 +340,12 @@ void add_sweep_command(CLI::App& app, int& exit_code) {
   command->add_flag("--repeat", options->repeat,
                     "Repeat every setting with taps attached and require equal bits (always on for --set smoke)");
   command
+      ->add_option("--time-runs", options->time_runs,
+                   "When all is judged, run every passed case of the optimized column N times more for its times, one at a time, without "
+                   "recording; from 3 on, which is what gate needs for a spread (default: the one time of the judged run)")
+      ->type_name("N")
+      ->check(CLI::Range(3, 1000));
+  command
       ->add_option(
           "--measure", options->measure,
           "everything, or quality: record logits only and measure drift from dense, without audit and comparison with the reference")
@@ -356,6 +370,7 @@ void add_sweep_command(CLI::App& app, int& exit_code) {
       "  loopgauge sweep --set speculation --filter 'block_spec*' --executor reference\n"
       "  loopgauge sweep --set ci --mode serial mixed.b64+prefix+preempt async+graph --filter '*/four'\n"
       "  loopgauge sweep --set ci --grid 'switches=t1s0q0 window=64,256' 'switches=t0s1q0 keys=500,2000' --measure quality\n"
+      "  loopgauge sweep --set smoke --time-runs 5                     times with a spread, on a device\n"
       "  loopgauge sweep --set smoke --mutant early_flush\n"
       "  loopgauge sweep --set smoke --mutant stale_reference_slot --executor optimized\n"
       "Exit codes: 0 passed; 1 a case failed; 4 no device for --executor optimized; 5 a requested case was not run; 6 a case could not\n"

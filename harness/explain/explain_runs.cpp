@@ -48,20 +48,24 @@ RunRecord run(const ExplainSubject& subject, const RunSide& side, Tap& tap) {
 // What a faulty run may end with: a value that decides is no number, or an executor finds its own state broken.
 bool ends_a_run(const Error& error) { return error.kind() == ErrorKind::numeric || error.kind() == ErrorKind::internal; }
 
-// Runs until the row is captured and no further.
+// Runs until the row is captured and no further. A faulty run may end before that, with or without the row.
 void capture(const ExplainSubject& subject, const RunSide& side, RowCapture& row) {
   const std::unique_ptr<Executor> executor = make_executor(side.executor, subject.checkpoint);
   RunOptions options = options_of(side, row);
   options.record = {.logits = false};
   const Trace trace = trace_of(subject, side);
   const Plan plan = make_plan(side.mode, trace, subject.config);
-  executor->begin(trace, subject.config, options_for(plan, options));
-  for (const Submission& submission : plan.submissions) {
-    throw_if_interrupted();
-    executor->submit(submission);
-    if (row.found()) return;
+  try {
+    executor->begin(trace, subject.config, options_for(plan, options));
+    for (const Submission& submission : plan.submissions) {
+      throw_if_interrupted();
+      executor->submit(submission);
+      if (row.found()) return;
+    }
+    executor->finish();  // an executor may show its rows as late as here
+  } catch (const Error& error) {
+    if (&side == &subject.expected || !ends_a_run(error)) throw;
   }
-  executor->finish();  // an executor may show its rows as late as here
 }
 
 // Repeats the actual run and gives the operation at that row the inputs that it had.
@@ -147,10 +151,8 @@ Divergences compare_runs(const ExplainSubject& subject) {
   const int window = subject.config.window();
   if (actual) {
     RunRecord expected = result.expected;
-    for (std::size_t i = 0; i < std::min(actual->requests.size(), expected.requests.size()); ++i) {
-      const bool cut = actual->requests[i].outcome == RequestOutcome::cancelled && is_undisturbed(subject, subject.expected);
-      if (cut) expected.requests[i] = cut_to(expected.requests[i], actual->requests[i], window);
-    }
+    explanation.outcomes = cut_to_common(expected, *actual, window);
+    explanation.outcomes_decide = subject.expected.mode == subject.actual.mode;
     explanation.results = compare_records(expected, *actual, window);
     explanation.decision = first_decision(explanation.results);
     if (explanation.decision) {

@@ -62,6 +62,10 @@ struct FaultyOperation {
 struct Explanation {
   RecordComparison results;
   std::string actual_error;  // what ended the actual run, if anything did: its results are then not compared
+  // Requests of which one run had more, because they were cancelled (harness/sweep/mode_checks.hpp, cut_to_common); what both have is
+  // compared. Under one plan that is a difference; how far a cancelled request comes under two is the plans' affair.
+  std::vector<std::string> outcomes;
+  bool outcomes_decide = false;
   std::optional<Divergence> decision;
   std::string decision_margin_text;
   std::int64_t rows_compared = 0, rows_different = 0;
@@ -76,7 +80,8 @@ struct Explanation {
   int operations_checked = 0;           // operations and loops
   std::vector<FaultyOperation> faulty;  // by loop, then in the registry's order
 
-  bool identical() const { return actual_error.empty() && !row && results.identical(); }
+  bool outcomes_differ() const { return outcomes_decide && !outcomes.empty(); }
+  bool identical() const { return actual_error.empty() && !row && !outcomes_differ() && results.identical(); }
 };
 
 // Whether operation rows of the two runs stand for each other. Under two plans of which one speculates they do not: then results alone are

@@ -16,7 +16,6 @@
 namespace loopgauge::harness {
 namespace {
 
-constexpr std::string_view kFormat = "loopgauge-dump";
 constexpr std::string_view kExpectedFormat = "loopgauge-expected";
 // A file states the lowest version that has everything it holds: 2 has rounds of speculation.
 constexpr std::int64_t kVersion = 2, kVersionWithoutRounds = 1;
@@ -145,7 +144,7 @@ class RequestWriter {
 };
 
 void write_root_attributes(const h5::Group& root, const RunRecord& record, const EffectiveConfig& config, const std::string& case_id) {
-  root.set_attribute("format", kFormat);
+  root.set_attribute("format", kDumpFormat);
   const bool speculated =
       std::any_of(record.requests.begin(), record.requests.end(), [](const RequestRecord& request) { return !request.rounds.empty(); });
   root.set_attribute("version", speculated ? kVersion : kVersionWithoutRounds);
@@ -492,7 +491,7 @@ DumpInfo read_root_attributes(const h5::Group& root) {
   if (format == kExpectedFormat) {
     root.fail("is an expected file of the handed cases, which holds a selection of rows; compare a dump with it by data/cases/compare.py");
   }
-  if (format != kFormat) root.fail("format is \"" + format + "\", expected \"" + std::string(kFormat) + "\"");
+  if (format != kDumpFormat) root.fail("format is \"" + format + "\", expected \"" + std::string(kDumpFormat) + "\"");
   const std::int64_t version = root.int_attribute("version");
   if (version < kVersionWithoutRounds || version > kVersion) {
     root.fail("version is " + std::to_string(version) + ", this program reads versions 1 and " + std::to_string(kVersion));

@@ -5,6 +5,7 @@
 #include <array>
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "harness/io/atomic_output.hpp"
@@ -12,6 +13,8 @@
 #include "models/run_record.hpp"
 
 namespace loopgauge::harness {
+
+inline constexpr std::string_view kDumpFormat = "loopgauge-dump";  // root attribute `format`
 
 // Root attributes of a dump, of the same names (`case_id` is `case`).
 struct DumpInfo {

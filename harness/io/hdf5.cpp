@@ -25,6 +25,7 @@ namespace {
 constexpr int kMaxRank = 8;
 constexpr std::int64_t kDeflateExpansion = 1100;                    // deflate expands at most 1032 times; headers take the rest
 constexpr std::int64_t kMinChunkAllowance = std::int64_t{1} << 20;  // bytes of one chunk that are accepted however little is stored
+constexpr std::int64_t kAlwaysAllocated = std::int64_t{1} << 20;    // bytes of a dataset that are compared with what it stores, not with the file
 constexpr std::int64_t kMaxStringBytes = std::int64_t{1} << 20;     // of one string
 constexpr std::int64_t kChunkBytes = std::int64_t{1} << 18;         // of a chunk this layer chooses
 
@@ -389,8 +390,8 @@ void check_superblock(const std::filesystem::path& path) {
   }
 }
 
-// Refuses storage that could read elsewhere, run code, or allocate what the file's bytes cannot account for.
-void check_storage(const Dataset& dataset, hid_t id, const Extents& shape, std::int64_t element_bytes) {
+// Refuses storage that could read elsewhere, run code, or allocate what the file's bytes cannot account for. Returns the number of elements.
+std::int64_t check_storage(const Dataset& dataset, hid_t id, const Extents& shape, std::int64_t element_bytes) {
   const Handle plist = own(H5Dget_create_plist(id), H5Pclose);
   if (!plist) dataset.fail("its storage description cannot be read" + hdf5_reason());
   const H5D_layout_t layout = H5Pget_layout(plist.get());
@@ -408,10 +409,13 @@ void check_storage(const Dataset& dataset, hid_t id, const Extents& shape, std::
 
   const std::optional<std::int64_t> bytes = checked_product(shape, element_bytes);
   if (!bytes) dataset.fail("has the absurd extent " + shape_text(shape));
-  if (*bytes == 0) return;
-  const Handle file = own(H5Iget_file_id(id), H5Fclose);
-  hsize_t file_bytes = 0;
-  if (!file || H5Fget_filesize(file.get(), &file_bytes) < 0) dataset.fail("belongs to a file whose size cannot be read" + hdf5_reason());
+  const std::int64_t count = *bytes / std::max<std::int64_t>(1, element_bytes);
+  if (count == 0) return 0;
+  hsize_t file_bytes = std::numeric_limits<hsize_t>::max();
+  if (*bytes > kAlwaysAllocated) {
+    const Handle file = own(H5Iget_file_id(id), H5Fclose);
+    if (!file || H5Fget_filesize(file.get(), &file_bytes) < 0) dataset.fail("belongs to a file whose size cannot be read" + hdf5_reason());
+  }
   const hsize_t stored = H5Dget_storage_size(id);
   if (stored == 0) dataset.fail("is declared with extent " + shape_text(shape) + " but holds no data");
   const bool absurd =
@@ -424,12 +428,14 @@ void check_storage(const Dataset& dataset, hid_t id, const Extents& shape, std::
   if (layout == H5D_CHUNKED) {
     std::array<hsize_t, H5S_MAX_RANK> chunk{};
     const int rank = H5Pget_chunk(plist.get(), H5S_MAX_RANK, chunk.data());
-    const std::optional<std::int64_t> chunk_bytes =
-        rank < 0 ? std::nullopt : checked_product(Extents(chunk.begin(), chunk.begin() + rank), element_bytes);
-    if (!chunk_bytes || *chunk_bytes > std::max(kMinChunkAllowance, static_cast<std::int64_t>(stored) * kDeflateExpansion)) {
+    Extents extents;
+    for (int axis = 0; axis < rank; ++axis) extents.push_back(static_cast<std::int64_t>(chunk[static_cast<std::size_t>(axis)]));
+    const std::optional<std::int64_t> chunk_bytes = checked_product(extents, element_bytes);
+    if (rank < 0 || !chunk_bytes || *chunk_bytes > std::max(kMinChunkAllowance, static_cast<std::int64_t>(stored) * kDeflateExpansion)) {
       dataset.fail("is cut into chunks larger than its stored bytes can account for");
     }
   }
+  return count;
 }
 
 Extents choose_chunk(const Extents& shape, std::int64_t element_bytes) {
@@ -556,18 +562,31 @@ std::int64_t Dataset::element_count() const {
 
 template <class T>
 Tensor<T> Dataset::read() const {
+  return read_as<T>(nullptr);
+}
+
+template <class T>
+Tensor<T> Dataset::read(const std::vector<std::int64_t>& expected_shape) const {
+  return read_as<T>(&expected_shape);
+}
+
+template <class T>
+Tensor<T> Dataset::read_as(const std::vector<std::int64_t>* expected_shape) const {
   const Handle type = own(H5Dget_type(id()), H5Tclose);
-  const Handle space = own(H5Dget_space(id()), H5Sclose);
-  if (!type || !space) fail("its type or extent cannot be read" + hdf5_reason());
+  if (!type) fail("its type cannot be read" + hdf5_reason());
   if (classify(type.get()) != element_type<T>())
     fail("is " + describe(type.get()) + ", expected " + std::string(to_string(element_type<T>())));
-  const Extents extents = shape();
-  check_storage(*this, id(), extents, static_cast<std::int64_t>(H5Tget_size(type.get())));
-
   Tensor<T> tensor;
-  tensor.shape = extents;
-  const std::int64_t count = element_count();
+  tensor.shape = shape();
+  if (expected_shape != nullptr) {
+    const bool equal = std::equal(tensor.shape.begin(), tensor.shape.end(), expected_shape->begin(), expected_shape->end(),
+                                  [](std::int64_t extent, std::int64_t wanted) { return wanted < 0 || wanted == extent; });
+    if (!equal) fail("has extent " + shape_text(tensor.shape) + ", expected " + shape_text(*expected_shape));
+  }
+  const std::int64_t count = check_storage(*this, id(), tensor.shape, static_cast<std::int64_t>(H5Tget_size(type.get())));
   if constexpr (std::is_same_v<T, std::string>) {
+    const Handle space = own(H5Dget_space(id()), H5Sclose);
+    if (!space) fail("its extent cannot be read" + hdf5_reason());
     const bool variable = H5Tis_variable_str(type.get()) > 0;
     StringBudget budget{static_cast<std::size_t>(64 * kMaxStringBytes)};
     const Handle transfer = variable ? string_transfer(budget) : Handle();
@@ -584,15 +603,6 @@ Tensor<T> Dataset::read() const {
     }
   }
   return tensor;
-}
-
-template <class T>
-Tensor<T> Dataset::read(const std::vector<std::int64_t>& expected_shape) const {
-  const Extents found = shape();
-  bool equal = found.size() == expected_shape.size();
-  for (std::size_t axis = 0; equal && axis < found.size(); ++axis) equal = expected_shape[axis] < 0 || expected_shape[axis] == found[axis];
-  if (!equal) fail("has extent " + shape_text(found) + ", expected " + shape_text(expected_shape));
-  return read<T>();
 }
 
 void Dataset::make_scale(const std::string& name) const {
@@ -634,11 +644,13 @@ std::vector<std::string> Group::members() const {
 
 bool Group::has(const std::string& name) const {
   if (name.empty() || name.find('/') != std::string::npos || name == ".") return false;
-  const htri_t exists = H5Lexists(id(), name.c_str(), H5P_DEFAULT);
-  if (exists < 0) fail("its members cannot be read" + hdf5_reason());
-  if (exists == 0) return false;
   H5L_info_t info;
-  if (H5Lget_info(id(), name.c_str(), &info, H5P_DEFAULT) < 0) fail("member `" + name + "` cannot be read" + hdf5_reason());
+  if (H5Lget_info(id(), name.c_str(), &info, H5P_DEFAULT) < 0) {
+    const std::string reason = hdf5_reason();
+    const htri_t exists = H5Lexists(id(), name.c_str(), H5P_DEFAULT);
+    if (exists == 0) return false;
+    fail(exists < 0 ? "its members cannot be read" + hdf5_reason() : "member `" + name + "` cannot be read" + reason);
+  }
   if (info.type != H5L_TYPE_HARD) fail("member `" + name + "` is a soft or external link, which is not accepted");
   return true;
 }

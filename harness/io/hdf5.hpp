@@ -119,6 +119,8 @@ class Dataset : public Object {
  private:
   friend class Group;
   using Object::Object;
+  template <class T>
+  Tensor<T> read_as(const std::vector<std::int64_t>* expected_shape) const;  // null: any
 };
 
 class Group : public Object {

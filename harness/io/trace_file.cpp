@@ -17,7 +17,6 @@ namespace {
 
 using Faults = std::vector<std::string>;
 
-constexpr std::string_view kFormat = "loopgauge-trace";
 // A file states the lowest version that has everything it holds: 2 has temperature and draft_tokens.
 constexpr std::int64_t kVersion = 2, kVersionWithoutSampling = 1;
 constexpr std::array<std::pair<TraceEventKind, std::string_view>, 4> kEventKinds{{{TraceEventKind::cancel, "cancel"},
@@ -201,7 +200,7 @@ Trace read_probed(const std::filesystem::path& path, Faults& faults) {
   const h5::File file = h5::File::open_readonly(path, h5::Trust::probed);
   const h5::Group root = file.root();
   const std::string format = root.string_attribute("format");
-  if (format != kFormat) root.fail("format is \"" + format + "\", expected \"" + std::string(kFormat) + "\"");
+  if (format != kTraceFormat) root.fail("format is \"" + format + "\", expected \"" + std::string(kTraceFormat) + "\"");
   const std::int64_t version = root.int_attribute("version");
   if (version < kVersionWithoutSampling || version > kVersion) {
     root.fail("version is " + std::to_string(version) + ", this program reads versions 1 and " + std::to_string(kVersion));
@@ -249,7 +248,7 @@ void write_trace(const std::filesystem::path& path, const Trace& trace, IfExists
   h5::File file = h5::File::create(output.temporary());
   {
     const h5::Group root = file.root();
-    root.set_attribute("format", kFormat);
+    root.set_attribute("format", kTraceFormat);
     const bool samples = std::any_of(trace.requests.begin(), trace.requests.end(), [](const TraceRequest& request) {
       return request.temperature != 0.0f || !request.draft_tokens.empty();
     });

@@ -12,6 +12,8 @@
 
 namespace loopgauge::harness {
 
+inline constexpr std::string_view kTraceFormat = "loopgauge-trace";  // root attribute `format`
+
 // The most requests, and the most tokens of one request's prompt or continuation, that a trace file may hold.
 inline constexpr std::int64_t kMaxTraceRequests = 65536;
 inline constexpr std::int64_t kMaxTraceTokens = std::int64_t{1} << 24;

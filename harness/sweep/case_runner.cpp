@@ -10,6 +10,7 @@
 #include <span>
 #include <utility>
 
+#include "harness/compare/error_stats.hpp"
 #include "harness/interrupt.hpp"
 #include "harness/io/digest.hpp"
 #include "harness/planner/planner.hpp"
@@ -38,6 +39,8 @@ class CaseRunner::CountingTap : public Tap {
 };
 
 namespace {
+
+constexpr std::string_view kRunPhase = "run";
 
 bool is_dense(const AlgorithmConfig& config) { return settings_text(config) == settings_text(AlgorithmConfig{}); }
 
@@ -125,7 +128,7 @@ class PlantedFault : public Executor {
 
 void set_time(CaseResult& row, double seconds) {
   row.seconds = seconds;
-  row.timings = {{"run", 0, seconds}};
+  row.timings = {{std::string(kRunPhase), 0, seconds}};
 }
 
 }  // namespace
@@ -312,6 +315,20 @@ void CaseRunner::judge(const Case& value, const Trace& trace, const Companions& 
   enter_trace(trace);
   conformance_ = conformance;
   guarded(row, [&] { judge_or_throw(value, trace, companions, row); });
+}
+
+void CaseRunner::measure_time(const Case& value, const Trace& trace, CaseResult& row) {
+  RunOptions options;
+  options.record = {.logits = false};
+  std::vector<double> seconds;
+  for (int repetition = -1; repetition < options_.time_runs; ++repetition) {
+    const Run timed = run(executor_, value, trace, options);
+    if (repetition >= 0) seconds.push_back(timed.seconds);
+  }
+  row.timings.clear();
+  for (const double each : seconds) row.timings.push_back({std::string(kRunPhase), std::ssize(row.timings), each});
+  std::sort(seconds.begin(), seconds.end());
+  row.seconds = percentile_of_sorted(seconds, 0.5);
 }
 
 void CaseRunner::measure_quality(const Case& value, const Trace& trace, CaseResult& row) {

@@ -26,6 +26,9 @@ struct CaseRunnerOptions {
   // place; only where that does not suffice is a case run twice. Where bits differ, one more run without taps tells taps that change
   // results from plans that do and from an executor that is not repeatable.
   bool repeat_with_taps = false;
+  // Once every row is judged and nothing else runs, repeat each passed row of the optimized column that often for its times: without taps and
+  // without recording, after one repetition that is not counted. At least 3, or 0: the time of the judged run, which records, is all there is.
+  int time_runs = 0;
   // Measure drift and the predicted memory ratio only: logits are all that is recorded, and nothing is compared with the specification or
   // the reference. The dense run is one in the case's own mode. For quality over many settings (reports/quality).
   bool quality_only = false;
@@ -52,6 +55,9 @@ class CaseRunner {
   // With `conformance` the record is also compared with the reference's (checks decision_forced, teacher_forced, free_run).
   void judge(const Case& value, const Trace& trace, const Companions& companions, CaseResult& row,
              const ConformanceBaselines::Entry* conformance = nullptr);
+
+  // Replaces the times of the row by those of options.time_runs repetitions, and its seconds by their median.
+  void measure_time(const Case& value, const Trace& trace, CaseResult& row);
 
   // From now on judge() keeps the run of the case `id`, observed as a baseline needs it, where that costs no run; "" keeps none.
   void keep_run(std::string id) {

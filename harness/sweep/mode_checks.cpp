@@ -280,6 +280,32 @@ RequestRecord cut_to(const RequestRecord& whole, const RequestRecord& cancelled,
   return result;
 }
 
+std::vector<std::string> cut_to_common(RunRecord& expected, RunRecord& actual, int window) {
+  const auto scored = [](const RequestRecord& request) {
+    return std::count_if(request.scores[0].begin(), request.scores[0].end(), [](float score) { return !std::isnan(score); });
+  };
+  const auto end = [&](const RequestRecord& request) {
+    const auto rows = std::ssize(request.encoded_frontier);
+    return std::string(to_string(request.outcome)) + " with " +
+           (rows > 0 ? counted(rows, "logits row", "logits rows") : counted(scored(request), "scored position", "scored positions") + " of its prompt");
+  };
+  std::vector<std::string> lines;
+  for (std::size_t i = 0; i < std::min(expected.requests.size(), actual.requests.size()); ++i) {
+    RequestRecord& e = expected.requests[i];
+    RequestRecord& a = actual.requests[i];
+    const bool one_cancelled = e.outcome == RequestOutcome::cancelled || a.outcome == RequestOutcome::cancelled;
+    const bool comparable_scores = !e.scores[0].empty() && !a.scores[0].empty();
+    const bool as_far = e.outcome == a.outcome && e.encoded_frontier.size() == a.encoded_frontier.size() &&
+                        (!comparable_scores || scored(e) == scored(a));
+    if (!one_cancelled || as_far || e.prompt_length != a.prompt_length) continue;
+    lines.push_back("request " + std::to_string(i) + ": " + end(a) + ", expected " + end(e));
+    RequestRecord cut = cut_to(e, a, window);
+    a = cut_to(a, e, window);
+    e = std::move(cut);
+  }
+  return lines;
+}
+
 std::string cancellation_fault(const Plan& plan, const EffectiveConfig& config, const TraceRequest& request, int index,
                                const RequestRecord& whole, const RequestRecord& actual) {
   const auto is_cancel = [&](const Action& action) { return action.kind == ActionKind::cancel && action.request == index; };

@@ -42,6 +42,10 @@ bool disturbs(const Trace& trace);
 // and codec groups are empty.
 RequestRecord cut_to(const RequestRecord& whole, const RequestRecord& cancelled, int window);
 
+// Cuts requests of two runs of which one was cancelled earlier than the other ended down to what both have, so that what is left corresponds.
+// A line for each: "request 1: cancelled with 3 logits rows, expected completed with 9". Requests with other prompts stay.
+std::vector<std::string> cut_to_common(RunRecord& expected, RunRecord& actual, int window);
+
 // Why request `index` cannot have ended as its record `actual` says: cancelled without a cancel in the plan or with other rows than had
 // been read by then (S-ACT-2, S-ASYNC-1), or completed although its last row had not been read when the plan cancelled it. Empty when it
 // can. A row that exits early may be there before its last planned loop. `whole` is the request's record in an undisturbed run.

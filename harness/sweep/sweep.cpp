@@ -42,15 +42,6 @@ const FaultInfo& fault_info(Fault fault) {
   throw InternalError("a planted fault has no description");
 }
 
-// `needs` as in FaultInfo: "t1", "t1q1", "".
-bool has_switches(const AlgorithmConfig& config, std::string_view needs) {
-  const std::string switches = switches_text(config);
-  for (std::size_t i = 0; i + 1 < needs.size(); i += 2) {
-    if (switches.find(needs.substr(i, 2)) == std::string::npos) return false;
-  }
-  return true;
-}
-
 // Text and numbers of a hash input are length-prefixed, so that two different inputs never give the same bytes.
 class IdentityHash {
  public:
@@ -161,9 +152,23 @@ class SweepLoop {
       for (std::thread& thread : threads) thread.join();
     }
     if (failure_) std::rethrow_exception(failure_);
+    if (request_.runner.time_runs > 0 && !executors_.optimized.empty()) measure_times();
   }
 
  private:
+  // Of the optimized column, one row after the other: every lane is idle by now.
+  void measure_times() {
+    CaseRunner runner(*executors_.optimized.front(), checkpoint_, optimized_baselines_, request_.runner);
+    for (CaseResult& row : report_.cases) {
+      const bool timed = std::ssize(row.timings) >= request_.runner.time_runs;
+      if (stop_ || row.executor != kOptimized || row.status != CaseStatus::passed || timed) continue;
+      before_(row, done_, std::ssize(report_.cases));
+      const Case& value = case_of(row);
+      runner.measure_time(value, find_trace(request_.traces, value.trace), row);
+      if (!after_(report_, done_, std::ssize(report_.cases))) stop_ = true;
+    }
+  }
+
   void make_units() {
     const std::size_t stride = request_.mutant == Fault::none ? 1 : 2;
     for (std::size_t i = 0; i < report_.cases.size(); i += stride) {
@@ -408,6 +413,10 @@ std::string request_sha256(const SweepRequest& request, const ModelConfig& model
   hash.text(to_string(request.mutant));
   hash.number(request.runner.repeat_with_taps);
   if (request.runner.quality_only) hash.text("quality");
+  if (request.runner.time_runs > 0) {
+    hash.text("time_runs");
+    hash.number(request.runner.time_runs);
+  }
   hash.number(static_cast<std::int64_t>(request.cases.size()));
   for (const SweepCase& entry : request.cases) {
     hash.text(case_id(entry.value));
@@ -425,7 +434,7 @@ std::vector<CaseResult> planned_rows(const SweepRequest& request, const std::vec
     const FaultInfo& info = fault_info(request.mutant);
     const std::string_view column = request.executors == ExecutorChoice::optimized ? kOptimized : kReference;
     for (const SweepCase& entry : cases) {
-      if (!has_switches(entry.value.config, info.needs) || !has_part(entry.value.mode, info.mode)) continue;
+      if (!inert_fault_reason(request.mutant, entry.value).empty()) continue;
       rows.push_back(planned_row(entry, std::string(column), model));
       rows.push_back(planned_row(entry, "mutant:" + std::string(info.name), model));
     }

@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "harness/io/trace_file.hpp"
+#include "harness/sweep/mode_checks.hpp"
 #include "tests/harness_cli/process.hpp"
 
 namespace loopgauge::test {
@@ -66,6 +68,44 @@ TEST(ExplainCommand, TwoDumps) {
   EXPECT_EQ(different.exit_code, 1) << different.err;
   EXPECT_TRUE(contains(different.out, "scores/loop4: request 0 loop 4 position 1")) << different.out;
   EXPECT_TRUE(contains(different.out, "S-TSEL-3")) << different.out;
+}
+
+// A request that one run cancelled is compared as far as it came: what it lacks is no arithmetic.
+TEST(ExplainCommand, TwoDumpsOfWhichOneWasCancelled) {
+  const TemporaryFolder folder;
+  Trace whole = harness::read_trace(std::string(LOOPGAUGE_SOURCE_DIR) + "/data/traces/cancelled.h5");
+  whole = harness::undisturbed(whole);
+  harness::write_trace(folder / "whole.h5", whole);
+  const std::string undisturbed = folder / "a.h5", cancelled = folder / "b.h5", other_plan = folder / "c.h5", faulty = folder / "d.h5";
+  ASSERT_EQ(run_program({"run", "--trace", folder / "whole.h5", "--switches", "t1s0q0", "--dump", undisturbed}).exit_code, 0);
+  const auto run_cancelled = [&](const std::string& id, const std::string& dump, std::vector<std::string> more = {}) {
+    std::vector<std::string> words{"run", id, "--dump", dump};
+    words.insert(words.end(), more.begin(), more.end());
+    const ProcessResult result = run_program(words);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+  };
+  run_cancelled("serial/t1s0q0/cancelled", cancelled);
+  run_cancelled("wcpb+async/t1s0q0/cancelled", other_plan);
+  run_cancelled("serial/t1s0q0/cancelled", faulty, {"--mutant", "aliased_hidden_rows"});
+
+  const ProcessResult outcome = run_program({"explain", undisturbed, cancelled, "--output", "json"});
+  EXPECT_EQ(outcome.exit_code, 1) << outcome.err;
+  const json found = json::parse(outcome.out);
+  EXPECT_TRUE(found["outcomes_differ"]);
+  EXPECT_TRUE(contains(found["outcomes"][0], "cancelled with ")) << found["outcomes"];
+  EXPECT_TRUE(contains(found["outcomes"][0], ", expected completed with ")) << found["outcomes"];
+  EXPECT_EQ(found["operation"], "");
+  EXPECT_FALSE(found.contains("first_result")) << found["first_result"];
+
+  const ProcessResult plans = run_program({"explain", cancelled, other_plan});
+  EXPECT_EQ(plans.exit_code, 0) << plans.out;
+  EXPECT_TRUE(contains(plans.out, "outcome   request ")) << plans.out;
+
+  // What differs before the cancellation is found all the same.
+  const ProcessResult both = run_program({"explain", undisturbed, faulty});
+  EXPECT_EQ(both.exit_code, 1);
+  EXPECT_TRUE(contains(both.out, "outcome   request ")) << both.out;
+  EXPECT_TRUE(contains(both.out, "\noperation update_score ")) << both.out;
 }
 
 TEST(ExplainCommand, BadRequestsHaveTheirExitCodes) {

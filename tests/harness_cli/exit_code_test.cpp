@@ -147,7 +147,11 @@ TEST(ExitCode, ModesAndPlannedFailures) {
   expect_failure({"run", "serial/t0s0q0/seven", "--fail", "melt@3"}, 2, "'melt' is not one of: none, allocation, launch");
   expect_failure({"run", "serial/t0s0q0/seven", "--fail", "launch"}, 2, "not of the form launch@17");
   expect_failure({"run", "serial/t0s0q0/seven", "--fail", "launch@9"}, 2, "has 9 of them, counted from 0");
-  expect_failure({"run", "serial/t0s0q0/seven", "--mutant", "resume_without_token"}, 2, "cannot act in mode serial: it needs preempt");
+  expect_failure({"run", "serial/t0s0q0/seven", "--mutant", "resume_without_token"}, 2, "cannot act in serial/t0s0q0/seven: it needs preempt");
+  for (const char* id : {"pd/t0s0q1:rolling:serial_aligned/seven", "block_spec.d2.k4/t0s0q1:rolling:serial_aligned/seven"}) {
+    expect_failure({"run", id, "--mutant", "early_flush"}, 2, "it is not planted beside ");
+    expect_failure({"explain", id, "--mutant", "early_flush"}, 2, "it is not planted beside ");
+  }
 }
 
 TEST(ExitCode, UnwritableStandardOutput) {
@@ -168,12 +172,13 @@ TEST(ExitCode, AnInterruptLeavesNoPartialFile) {
 
 TEST(ExitCode, AFailedRunLeavesTheOldDump) {
   const TemporaryFolder folder;
-  write_file(folder / "a.h5", "old");
+  ASSERT_EQ(run_program({"run", "serial/t0s0q0/seven", "--dump", (folder / "a.h5").string(), "--dump-only", "logits"}).exit_code, 0);
+  const std::string old = read_file(folder / "a.h5");
   copy_model(folder / "huge", [](std::string& weights) { fill_tensor(weights, "model.norm.weight", 0x7f7f); });
   EXPECT_EQ(run_program({"run", "serial/t1s0q0/seven", "--checkpoint", (folder / "huge").string(), "--dump", (folder / "a.h5").string()})
                 .exit_code,
             1);
-  EXPECT_EQ(read_file(folder / "a.h5"), "old");
+  EXPECT_EQ(read_file(folder / "a.h5"), old);
 }
 
 TEST(ExitCode, OutOfMemoryIsASentence) {

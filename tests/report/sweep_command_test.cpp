@@ -67,6 +67,26 @@ TEST_F(SweepCommand, BadRequestsHaveTheirExitCodesAndLeaveNoReport) {
   EXPECT_FALSE(std::filesystem::exists(path("report.h5")));
 }
 
+// A path that was mistyped costs nothing: no command replaces a file of another kind.
+TEST_F(SweepCommand, NothingButAReportIsReplacedByAReport) {
+  const std::string trace = test::read_file(path("single.h5"));
+  test::write_file(folder_ / "notes.txt", "mine\n");
+  for (const auto& [name, sentence] : {std::pair{"single.h5", "single.h5: exists and is no loopgauge-report but a loopgauge-trace"},
+                                       std::pair{"notes.txt", "notes.txt: exists and is no loopgauge-report, so it is not replaced"}}) {
+    const ProcessResult result = sweep({"--executor", "reference", "--filter", "serial/t0s0q0/single"}, name);
+    EXPECT_EQ(result.exit_code, 3) << result.out;
+    EXPECT_NE(result.err.find(sentence), std::string::npos) << result.err;
+    EXPECT_EQ(test::run_program({"run", "--trace", path("several.h5"), "--dump", path(name)}).exit_code, 3) << name;
+  }
+  EXPECT_EQ(test::run_program({"explain", "serial/t0s0q0/seven", "--mutant", "swapped_norms", "--minimize", path("notes.txt")}).exit_code, 3);
+  EXPECT_EQ(test::read_file(path("single.h5")), trace);
+  EXPECT_EQ(test::read_file(path("notes.txt")), "mine\n");
+
+  test::write_file(folder_ / "fresh.h5", "");  // what mktemp leaves
+  for (int time = 0; time < 2; ++time) EXPECT_EQ(sweep({"--executor", "reference", "--filter", "serial/t0s0q0/single"}, "fresh.h5").exit_code, 0);
+  EXPECT_EQ(test::run_program({"report", "merge", path("fresh.h5"), path("fresh.h5"), "-o", path("notes.txt")}).exit_code, 3);
+}
+
 TEST_F(SweepCommand, AModeThatTheTraceLeavesNothingToDoIsIncompleteCoverage) {
   const ProcessResult result = sweep({"--executor", "reference", "--mode", "serial", "prefix", "--filter", "*/t0s0q0/single"});
   EXPECT_EQ(result.exit_code, 5) << result.out << result.err;
@@ -224,6 +244,9 @@ TEST_F(SweepCommand, AGridOfSettingsBecomesAQualityReport) {
   EXPECT_EQ(sweep(resumed).exit_code, 2);
 
   EXPECT_EQ(sweep({"--measure", "quantity"}).exit_code, 2);
+  EXPECT_EQ(sweep({"--time-runs", "2"}).exit_code, 2) << "no spread";
+  EXPECT_EQ(sweep({"--time-runs", "5", "--executor", "reference"}).exit_code, 2);
+  EXPECT_EQ(sweep({"--time-runs", "5", "--measure", "quality"}).exit_code, 2);
   EXPECT_EQ(sweep({"--measure", "quality", "--repeat"}).exit_code, 2);
   EXPECT_EQ(sweep({"--grid", "window"}).exit_code, 2);
   EXPECT_EQ(sweep({"--grid", "switches=t1s0q0 window=65"}).exit_code, 2);

@@ -4,6 +4,7 @@
 #include <functional>
 #include <set>
 
+#include "harness/gate/baseline.hpp"
 #include "harness/planner/planner.hpp"
 #include "harness/report/report_merge.hpp"
 #include "models/error.hpp"
@@ -404,6 +405,69 @@ TEST_P(MutantOfACandidate, IsFoundByTheComparisonWithTheReference) {
 
 INSTANTIATE_TEST_SUITE_P(All, MutantOfACandidate, ::testing::ValuesIn(serial_faults_of_both()),
                          [](const auto& fault) { return std::string(fault.param.name); });
+
+// Times with a spread: repeated when nothing else runs, without recording, of the optimized column alone.
+TEST(Sweep, TimesAreMeasuredByRepetitionAfterEverythingIsJudged) {
+  class Counting : public Executor {
+   public:
+    Counting(Executor& inner, std::vector<std::string>& log, std::string word) : inner_(inner), log_(log), word_(std::move(word)) {}
+    std::string name() const override { return inner_.name(); }
+    void begin(const Trace& trace, const EffectiveConfig& config, const RunOptions& options) override {
+      const bool bare = options.tap == nullptr && !options.record.logits && !options.record.hidden && !options.record.kv;
+      log_.push_back(word_ + (bare ? " bare" : " recorded"));
+      inner_.begin(trace, config, options);
+    }
+    void submit(const Submission& submission) override { inner_.submit(submission); }
+    RunRecord finish() override { return inner_.finish(); }
+
+   private:
+    Executor& inner_;
+    std::vector<std::string>& log_;
+    std::string word_;
+  };
+  SmallSweep sweep(small_traces(), {"*/t0s0q0/single"});
+  sweep.request.executors = ExecutorChoice::both;
+  sweep.request.runner.time_runs = 3;
+  const std::unique_ptr<Executor> candidate = reference::make_reference_executor(sweep.checkpoint);
+  std::vector<std::string> reference_log, log;
+  Counting reference(*sweep.reference, reference_log, "reference"), optimized(*candidate, log, "optimized");
+  sweep.executors.reference = {&reference};
+  sweep.executors.optimized = {&optimized};
+  const Report report = sweep.run();
+  ASSERT_EQ(report.cases.size(), 4u);
+  for (const CaseResult& row : report.cases) {
+    EXPECT_EQ(row.status, CaseStatus::passed) << row.reason;
+    const bool repeated = row.executor == "optimized";
+    ASSERT_EQ(row.timings.size(), repeated ? 3u : 1u) << row.id;
+    std::vector<double> seconds;
+    for (std::size_t i = 0; i < row.timings.size(); ++i) {
+      EXPECT_EQ(row.timings[i].phase, "run");
+      EXPECT_EQ(row.timings[i].repetition, static_cast<std::int64_t>(i));
+      seconds.push_back(row.timings[i].seconds);
+    }
+    std::sort(seconds.begin(), seconds.end());
+    EXPECT_EQ(row.seconds, seconds[seconds.size() / 2]);
+    EXPECT_EQ(metrics_of(row).contains("time"), repeated);
+  }
+  // One that is not counted and three that are, for each of the two rows, after the last run that judges.
+  const std::vector<std::string> tail(log.end() - 8, log.end());
+  EXPECT_EQ(tail, std::vector<std::string>(8, "optimized bare"));
+  EXPECT_EQ(std::count(log.begin(), log.end(), "optimized bare"), 8);
+  EXPECT_EQ(std::count(reference_log.begin(), reference_log.end(), "reference bare"), 0);
+
+  // A sweep that was killed before its times continues with the rows that lack them.
+  Report resumed = report;
+  resumed.cases[1].timings.resize(1);
+  log.clear();
+  sweep.resume(resumed);
+  EXPECT_EQ(log, std::vector<std::string>(4, "optimized bare"));
+  EXPECT_EQ(resumed.cases[1].timings.size(), 3u);
+  EXPECT_NE(request_sha256(sweep.request, sweep.checkpoint.config), [&] {
+    SweepRequest other = sweep.request;
+    other.runner.time_runs = 4;
+    return request_sha256(other, sweep.checkpoint.config);
+  }());
+}
 
 // Drift alone: logits are recorded, no rule is applied, and the numbers are those of the full sweep.
 TEST(Sweep, QualityMeasuresDriftAndNothingElse) {

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "harness/io/replaceable.hpp"
+
+#include <string>
+#include <system_error>
+
+#include "harness/io/hdf5.hpp"
+#include "harness/io/hdf5_probe.hpp"
+#include "models/error.hpp"
+
+namespace loopgauge::harness {
+
+void require_replaceable(const std::filesystem::path& path, std::string_view format, std::string_view flag) {
+  constexpr unsigned kSeconds = 5;  // of processor time
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(path, error) || std::filesystem::file_size(path, error) == 0 || error) return;
+  std::string found;
+  try {
+    found = h5::read_in_children(path,
+                                 {[&path] {
+                                   const h5::Group root = h5::File::open_readonly(path, h5::Trust::probed).root();
+                                   return root.has_attribute("format") ? root.string_attribute("format") : std::string();
+                                 }},
+                                 kSeconds)
+                .front();
+  } catch (const FileError&) {
+    // Nothing of ours, whatever it is.
+  }
+  if (found == format) return;
+  throw FileError(path.string() + ": exists and is no " + std::string(format) + (found.empty() ? "" : " but a " + found) +
+                  ", so it is not replaced; choose another " + std::string(flag) + " or remove it");
+}
+
+}  // namespace loopgauge::harness

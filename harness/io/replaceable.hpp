@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+// Whether a file may be replaced by a new one of its own kind.
+#pragma once
+
+#include <filesystem>
+#include <string_view>
+
+namespace loopgauge::harness {
+
+// A command that replaces its output replaces nothing but an earlier output: throws FileError where `path` is a file that is neither empty
+// nor an HDF5 file whose root attribute `format` is `format` ("loopgauge-report"). To be called before the work. `flag`: for the message.
+void require_replaceable(const std::filesystem::path& path, std::string_view format, std::string_view flag);
+
+}  // namespace loopgauge::harness
