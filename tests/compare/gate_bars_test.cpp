@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the gate is held to: no alarm over repetitions of unchanged code, and every small change reported.
+#include <cstdlib>
 #include <functional>
+#include <iostream>
+#include <sstream>
 #include <utility>
 
 #include "harness/gate/gate.hpp"
+#include "tests/harness_cli/process.hpp"
 #include "tests/report/sweep_fixture.hpp"
 
 namespace loopgauge::harness {
@@ -55,6 +59,39 @@ TEST(GateBars, FiftyRepetitionsOfUnchangedCodeRaiseNoAlarm) {
     for (const GateCase& judged : result.cases) EXPECT_EQ(judged.word, GateWord::unchanged) << judged.id;
   }
 }
+
+// The program on the shipped model against the committed baseline, whatever the number of threads and lanes.
+void sweep_and_gate(int repetitions) {
+  const test::TemporaryFolder folder;
+  const std::string baseline = folder / "seven.txt", report = folder / "seven.h5";
+  std::istringstream committed(test::read_file(std::string(LOOPGAUGE_SOURCE_DIR) + "/reports/baselines/smoke.txt"));
+  std::string lines;
+  int header = 4, cases = 0;
+  for (std::string line; std::getline(committed, line);) {
+    const bool of_trace = line.find("/seven reference ") != std::string::npos;
+    cases += of_trace && line.find(" digest ") != std::string::npos;
+    if (header-- > 0 || of_trace) lines += line + "\n";
+  }
+  ASSERT_GT(cases, 10);
+  test::write_file(baseline, lines);
+  int alarms = 0;
+  for (int repetition = 0; repetition < repetitions; ++repetition) {
+    ::setenv("OMP_NUM_THREADS", std::to_string(1 + repetition % 3).c_str(), 1);
+    const test::ProcessResult sweep = test::run_program({"sweep", "--set", "smoke", "--filter", "*/seven", "--executor", "reference", "--jobs",
+                                                         std::to_string(1 + repetition % 4), "--report", report});
+    ASSERT_EQ(sweep.exit_code, 0) << sweep.err;
+    const test::ProcessResult gate = test::run_program({"gate", report, "--baseline", baseline});
+    EXPECT_NE(("\n" + gate.out).find("\n" + std::to_string(cases) + " unchanged, 0 new, 0 improved, 0 known, 0 missing, 0 regression\n"), std::string::npos) << gate.out;
+    EXPECT_EQ(gate.exit_code, 0) << gate.err;
+    alarms += gate.exit_code != 0;
+  }
+  ::setenv("OMP_NUM_THREADS", "1", 1);
+  std::cout << repetitions << " sweeps of " << cases << " cases, " << alarms << " alarms\n";
+}
+
+TEST(GateBars, TheProgramRaisesNoAlarmOnUnchangedCode) { sweep_and_gate(2); }
+
+TEST(LongGateBars, FiftySweepsOfUnchangedCodeRaiseNoAlarm) { sweep_and_gate(50); }
 
 TEST(GateBars, OneUlpInOneOperationIsReported) {
   SmallSweep sweep = sweep_of({"serial/t0s0q0/*", "serial/t1s1q1:rolling:*/several"});
