@@ -77,6 +77,9 @@ class ReportPage(unittest.TestCase):
                     self.open(kind, width=width, dark=width == 1280)
                     self.assertLessEqual(self.ask("document.documentElement.scrollWidth"), self.ask("innerWidth"))
                     self.assertEqual(self.ask("document.querySelectorAll('h1').length"), 1)
+                    if width == 360:  # rows become blocks there, and a block is not scrolled
+                        cut = self.ask("[...document.querySelectorAll('.plot-table td')].filter((node) => node.getBoundingClientRect().right > innerWidth + 1).map((node) => node.textContent).slice(0, 5)")
+                        self.assertEqual(cut, [], "text is cut off")
 
     def test_sections_without_data_are_absent(self):
         self.open("empty")

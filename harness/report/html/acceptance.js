@@ -8,14 +8,14 @@ function acceptanceSection() {
     const rounds = group.positions.reduce((sum, position) => sum + position[3], 0);
     const divergences = group.positions.reduce((sum, position) => sum + position[4], 0);
     const columns = [
-      { head: "place in the round", cell: (_, at) => at },
+      { head: "place in the round", cell: (_, at) => at + 1 },
       { head: plotAxis(scale, (tick) => formatPercent(tick, 0), "accepted"), label: "accepted", class: "plot-cell", cell: ([drafted, accepted, rate]) => {
         const [value, low, high] = rate.map(toNumber);
         return plotRow(scale, [span(scale, low, high, "interval", "95 % interval"), dot(scale, value, "worst", `${accepted} of ${drafted} accepted`)]);
       } },
       { head: "accepted (95 %)", class: "number", cell: ([, , rate]) => withInterval(rate, formatPercent) },
-      { head: "accepted / drafted", class: "number", cell: ([drafted, accepted]) => `${formatInteger(accepted)} / ${formatInteger(drafted)}` },
-      { head: "rounds that emitted this many tokens", class: "number", cell: ([, , , count], at) => `${at + 1}: ${formatInteger(count)}${rounds > 0 ? ` (${formatPercent(count / rounds, 0)})` : ""}` },
+      { head: "accepted / drafted", class: "number", cell: ([drafted, accepted]) => (drafted > 0 ? `${formatInteger(accepted)} / ${formatInteger(drafted)}` : "no candidate") },
+      { head: "rounds that ended here", class: "number", cell: ([, , , count]) => `${formatInteger(count)}${rounds > 0 ? ` (${formatPercent(count / rounds, 0)})` : ""}` },
       { head: "differ from serial", class: "number", cell: ([, , , , count]) => (count > 0 ? el("strong", { class: "bad" }, formatInteger(count)) : "0") },
     ];
     return el("div", null, el("h3", null, code(group.mode), el("small", null, ` ${group.executor}, ${plural(group.cases, "case")}, ${formatNumber(group.mean_emitted)} tokens a round`)),
