@@ -16,8 +16,7 @@ void require_replaceable(const std::filesystem::path& path, std::string_view for
   if (!std::filesystem::is_regular_file(path, error) || std::filesystem::file_size(path, error) == 0 || error) return;
   std::string found;
   try {
-    found = h5::read_in_children(path,
-                                 {[&path] {
+    found = h5::read_in_children(path, {[&path] {
                                    const h5::Group root = h5::File::open_readonly(path, h5::Trust::probed).root();
                                    return root.has_attribute("format") ? root.string_attribute("format") : std::string();
                                  }},
