@@ -306,7 +306,8 @@ void print_console(const Finding& finding) {
   std::cout << "subject   " << finding.subject << "\nexpected  " << finding.expected_side << "\nactual    " << finding.actual_side << "\n";
   for (const std::string& note : finding.notes) std::cout << "note      " << note << "\n";
   if (finding.what.rows_compared > 0) {
-    std::cout << "rows      " << finding.what.rows_compared << " operation rows compared, " << finding.what.rows_different << " differ\n";
+    std::cout << "rows      " << finding.what.rows_compared << " operation rows compared; " << finding.what.places_different << " of "
+              << finding.what.places << " places (request, position, loop) differ\n";
   }
   if (!finding.what.actual_error.empty()) std::cout << "error     the actual run ends: " << finding.what.actual_error << "\n";
   for (const std::string& outcome : finding.what.outcomes) std::cout << "outcome   " << outcome << "; compared as far as both came\n";
@@ -373,7 +374,8 @@ void print_json(const Finding& finding) {
                               {"operation_clauses", finding.what.operation.clauses},
                               {"own_bound", finding.what.bound.text()},
                               {"rows_compared", finding.what.rows_compared},
-                              {"rows_different", finding.what.rows_different}};
+                              {"places", finding.what.places},
+                              {"places_different", finding.what.places_different}};
   if (finding.what.operations_checked > 0) {
     json["operations_checked"] = finding.what.operations_checked;
     json["faulty"] = nlohmann::ordered_json::array();

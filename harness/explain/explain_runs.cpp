@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <memory>
 #include <utility>
 
@@ -48,10 +49,10 @@ RunRecord run(const ExplainSubject& subject, const RunSide& side, Tap& tap) {
 // What a faulty run may end with: a value that decides is no number, or an executor finds its own state broken.
 bool ends_a_run(const Error& error) { return error.kind() == ErrorKind::numeric || error.kind() == ErrorKind::internal; }
 
-// Runs until the row is captured and no further. A faulty run may end before that, with or without the row.
-void capture(const ExplainSubject& subject, const RunSide& side, RowCapture& row) {
+// Runs until `done` and no further, recording nothing. A faulty run may end before that.
+void observe(const ExplainSubject& subject, const RunSide& side, Tap& tap, const std::function<bool()>& done) {
   const std::unique_ptr<Executor> executor = make_executor(side.executor, subject.checkpoint);
-  RunOptions options = options_of(side, row);
+  RunOptions options = options_of(side, tap);
   options.record = {.logits = false};
   const Trace trace = trace_of(subject, side);
   const Plan plan = make_plan(side.mode, trace, subject.config);
@@ -60,12 +61,22 @@ void capture(const ExplainSubject& subject, const RunSide& side, RowCapture& row
     for (const Submission& submission : plan.submissions) {
       throw_if_interrupted();
       executor->submit(submission);
-      if (row.found()) return;
+      if (done()) return;
     }
     executor->finish();  // an executor may show its rows as late as here
   } catch (const Error& error) {
     if (&side == &subject.expected || !ends_a_run(error)) throw;
   }
+}
+
+// The first row that differs at one of the suspected places; `different`: whether any row that both runs have does.
+std::optional<DivergentRow> first_divergent_row(const ExplainSubject& subject, const CellComparison& cells, bool& different) {
+  RowDigests digests(&cells.suspects());
+  observe(subject, subject.expected, digests, [&] { return digests.rows() == cells.expected_rows(); });
+  RowComparer comparer(digests);
+  observe(subject, subject.actual, comparer, [&] { return comparer.rows() == cells.actual_rows(); });
+  different = comparer.different() > 0;
+  return comparer.first();
 }
 
 // Repeats the actual run and gives the operation at that row the inputs that it had.
@@ -138,12 +149,12 @@ struct Divergences {
 Divergences compare_runs(const ExplainSubject& subject) {
   Divergences result;
   Explanation& explanation = result.explanation;
-  RowDigests digests;
-  result.expected = run(subject, subject.expected, digests);
-  RowComparer comparer(digests);
+  CellDigests expected_cells;
+  result.expected = run(subject, subject.expected, expected_cells);
+  CellDigests actual_cells(&expected_cells);
   std::optional<RunRecord> actual;
   try {
-    actual = run(subject, subject.actual, comparer);
+    actual = run(subject, subject.actual, actual_cells);
   } catch (const Error& error) {
     if (!ends_a_run(error)) throw;
     explanation.actual_error = error.what();
@@ -159,16 +170,22 @@ Divergences compare_runs(const ExplainSubject& subject) {
       explanation.decision_margin_text = decision_margin(*explanation.decision, result.expected, subject.config.values());
     }
   }
-  explanation.row = comparer.first();
-  // Two plans may do different work for the same results: windows that are reused, rows past the end, rows that a rewind repeats.
-  const bool same_results = actual && comparer.different() == 0 && explanation.results.identical();
-  if (same_results && subject.expected.mode != subject.actual.mode) explanation.row.reset();
-  explanation.rows_compared = comparer.compared();
-  explanation.rows_different = comparer.different();
   // Rejected candidates stand where committed rows stand, and another plan has others: only results say where the runs part.
-  if (!rows_are_comparable(subject)) {
-    explanation.row.reset();
-    explanation.rows_compared = explanation.rows_different = 0;
+  if (rows_are_comparable(subject)) {
+    // Two plans may do different work for the same results: windows that are reused, rows past the end, rows that a rewind repeats.
+    const bool work_may_differ = subject.expected.mode != subject.actual.mode && actual && explanation.results.identical();
+    const CellComparison cells(expected_cells, actual_cells, work_may_differ);
+    explanation.rows_compared = cells.compared();
+    explanation.places = cells.places();
+    explanation.places_different = cells.different();
+    if (!cells.suspects().empty()) {
+      bool different = false;
+      explanation.row = first_divergent_row(subject, cells, different);
+      if (work_may_differ && !different) {
+        explanation.row.reset();
+        explanation.places_different = 0;
+      }
+    }
   }
 
   const Divergence* first = explanation.results.first ? &*explanation.results.first : nullptr;
@@ -222,8 +239,8 @@ Explanation explain_runs(const ExplainSubject& subject) {
   if (explanation.row) {
     const DivergentRow& row = *explanation.row;
     RowCapture on_expected(row.id, kEvidenceBytes), on_actual(row.id, kEvidenceBytes);
-    if (row.expected_submission >= 0) capture(subject, subject.expected, on_expected);
-    if (row.actual_submission >= 0) capture(subject, subject.actual, on_actual);
+    if (row.expected_submission >= 0) observe(subject, subject.expected, on_expected, [&] { return on_expected.found(); });
+    if (row.actual_submission >= 0) observe(subject, subject.actual, on_actual, [&] { return on_actual.found(); });
     explanation.expected_row = on_expected.values();
     explanation.actual_row = on_actual.values();
     explanation.row_difference = row_difference(row.id.operation, explanation.expected_row, explanation.actual_row,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Two runs of one trace and configuration, and where they part: the operation row, the recorded result, the decision, and the one operation
-// of the registry that all of it comes down to. Runs are repeated instead of kept: the first leaves a digest per row, the second is
-// compared while it runs, further ones capture what is shown. Observing changes no result (S-TAP-1).
+// of the registry that all of it comes down to. Runs are repeated instead of kept: the first two leave a sum for each
+// place, the next two narrow the places that differ down to a row (row_divergence.hpp), further ones capture what is shown. Observing changes no result (S-TAP-1).
 #pragma once
 
 #include <cstddef>
@@ -68,7 +68,8 @@ struct Explanation {
   bool outcomes_decide = false;
   std::optional<Divergence> decision;
   std::string decision_margin_text;
-  std::int64_t rows_compared = 0, rows_different = 0;
+  std::int64_t rows_compared = 0;                // operation rows that both runs have
+  std::int64_t places = 0, places_different = 0;  // (request, position, loop); of them those with rows that differ or that one run lacks
   std::optional<DivergentRow> row;
   RowDifference row_difference;
   std::vector<float> expected_row, actual_row;
@@ -90,7 +91,7 @@ bool rows_are_comparable(const ExplainSubject& subject);
 
 // Two runs: what parts first, without the values of rows and without the bound.
 Explanation find_divergence(const ExplainSubject& subject);
-// find_divergence and the evidence, at most three more runs. Throws what an executor throws when the expected run fails.
+// find_divergence and the evidence, at most four more runs. Throws what an executor throws when the expected run fails.
 Explanation explain_runs(const ExplainSubject& subject);
 
 }  // namespace loopgauge::harness

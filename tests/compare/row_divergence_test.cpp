@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <limits>
+#include <random>
 
 namespace loopgauge::harness {
 namespace {
@@ -28,12 +29,35 @@ struct Outcome {
   std::int64_t compared, different;
 };
 
+CellComparison narrow(const std::vector<Row>& expected, const std::vector<Row>& actual, bool work_may_differ = false) {
+  CellDigests first;
+  for (const Row& row : expected) first.record(row.point, row.values);
+  CellDigests second(&first);
+  for (const Row& row : actual) second.record(row.point, row.values);
+  return CellComparison(first, second, work_may_differ);
+}
+
+// Row by row, of the places where the sums say that a difference may be first; of all of them it must be the same answer.
 Outcome compare(const std::vector<Row>& expected, const std::vector<Row>& actual) {
+  const CellComparison cells = narrow(expected, actual);
+  RowDigests narrowed(&cells.suspects());
+  for (const Row& row : expected) narrowed.record(row.point, row.values);
+  EXPECT_EQ(narrowed.rows(), cells.expected_rows());
+  RowComparer narrow_comparer(narrowed);
+  for (const Row& row : actual) narrow_comparer.record(row.point, row.values);
+  EXPECT_EQ(narrow_comparer.rows(), cells.actual_rows());
+  const auto narrow_first = narrow_comparer.first();
+
   RowDigests digests;
   for (const Row& row : expected) digests.record(row.point, row.values);
   RowComparer comparer(digests);
   for (const Row& row : actual) comparer.record(row.point, row.values);
   const auto first = comparer.first();
+  EXPECT_EQ(first.has_value(), narrow_first.has_value());
+  if (first && narrow_first) {
+    EXPECT_EQ(first->id, narrow_first->id);
+    EXPECT_EQ(first->kind, narrow_first->kind);
+  }
   return {first, comparer.compared(), comparer.different()};
 }
 
@@ -88,6 +112,59 @@ TEST(RowDivergence, RowsOfOneRunOnlyAreDivergences) {
   // A value that differs before the missing row is the first divergence.
   fewer[0].values[1] += 1;
   EXPECT_EQ(compare(sample_run(), fewer).first->kind, DivergentRow::Kind::values);
+}
+
+// What is kept row by row are the places of a submission, however long the run is; and of random changes the first is found.
+TEST(RowDivergence, TheFirstDifferenceIsFoundAmongFewPlaces) {
+  std::vector<Row> run;
+  for (int submission = 0; submission < 40; ++submission) {
+    for (int layer = 0; layer < 3; ++layer) {
+      for (const std::string_view operation : {"rms_norm.input_layernorm", "linear.q_proj"}) {
+        for (int p = 0; p < 4; ++p) {
+          run.push_back({{0, submission, 4 * submission + p, 1, layer, operation}, {static_cast<float>(run.size()), 2.0f}});
+        }
+      }
+    }
+  }
+  std::mt19937 random(7);
+  for (int trial = 0; trial < 200; ++trial) {
+    auto actual = run;
+    for (int change = 0; change < 20; ++change) {
+      const std::size_t at = random() % actual.size();
+      switch (random() % 3) {
+        case 0:
+          actual[at].values[1] += 1.0f;
+          break;
+        case 1:
+          actual.erase(actual.begin() + static_cast<std::ptrdiff_t>(at));
+          break;
+        default: {  // a row that the first run does not have, of a place that it has or has not
+          Row extra = actual[at];
+          extra.point.loop = 1 + static_cast<int>(random() % 2);
+          extra.point.operation = "exit_gate";
+          actual.insert(actual.begin() + static_cast<std::ptrdiff_t>(at), extra);
+        }
+      }
+    }
+    const CellComparison cells = narrow(run, actual);
+    EXPECT_GT(cells.different(), 1);
+    EXPECT_LE(cells.suspects().size(), 16u) << "trial " << trial;
+    EXPECT_TRUE(compare(run, actual).first) << "trial " << trial;
+  }
+}
+
+// Another plan executes a place again, or not at all; only other values make it a difference.
+TEST(RowDivergence, RepeatedAndReusedWorkIsNoDifferenceBetweenPlans) {
+  const auto run = sample_run();
+  auto again = run;
+  again.insert(again.end(), run.begin(), run.end());
+  EXPECT_EQ(narrow(run, again).different(), 3);
+  EXPECT_EQ(narrow(run, again, true).different(), 0);
+  EXPECT_EQ(narrow(again, run, true).different(), 0);
+  EXPECT_EQ(narrow(run, {}, true).different(), 0);
+  again.back().values[0] += 1.0f;
+  EXPECT_EQ(narrow(run, again, true).different(), 1);
+  EXPECT_TRUE(narrow(run, again, true).suspects().contains({0, 2, 1}));
 }
 
 TEST(RowDivergence, RepeatedCoordinatesAreComparedInTurn) {
