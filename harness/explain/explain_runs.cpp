@@ -146,7 +146,8 @@ struct Divergences {
   RunRecord expected;
 };
 
-Divergences compare_runs(const ExplainSubject& subject) {
+// `narrow`: down to the row.
+Divergences compare_runs(const ExplainSubject& subject, bool narrow) {
   Divergences result;
   Explanation& explanation = result.explanation;
   CellDigests expected_cells;
@@ -178,7 +179,7 @@ Divergences compare_runs(const ExplainSubject& subject) {
     explanation.rows_compared = cells.compared();
     explanation.places = cells.places();
     explanation.places_different = cells.different();
-    if (!cells.suspects().empty()) {
+    if (narrow && !cells.suspects().empty()) {
       bool different = false;
       explanation.row = first_divergent_row(subject, cells, different);
       if (work_may_differ && !different) {
@@ -231,10 +232,15 @@ bool rows_are_comparable(const ExplainSubject& subject) {
   return subject.expected.mode == subject.actual.mode || !(subject.expected.mode.speculates() || subject.actual.mode.speculates());
 }
 
-Explanation find_divergence(const ExplainSubject& subject) { return compare_runs(subject).explanation; }
+Explanation find_divergence(const ExplainSubject& subject) { return compare_runs(subject, true).explanation; }
+
+bool runs_differ(const ExplainSubject& subject) {
+  const Explanation found = compare_runs(subject, false).explanation;
+  return !found.identical() || found.places_different > 0;
+}
 
 Explanation explain_runs(const ExplainSubject& subject) {
-  Divergences found = compare_runs(subject);
+  Divergences found = compare_runs(subject, true);
   Explanation& explanation = found.explanation;
   if (explanation.row) {
     const DivergentRow& row = *explanation.row;

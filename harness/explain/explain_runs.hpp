@@ -89,6 +89,8 @@ struct Explanation {
 // compared, and no row is counted.
 bool rows_are_comparable(const ExplainSubject& subject);
 
+// Whether two runs of one plan differ in anything observed, by two runs; of two plans work that differs counts too.
+bool runs_differ(const ExplainSubject& subject);
 // Two runs: what parts first, without the values of rows and without the bound.
 Explanation find_divergence(const ExplainSubject& subject);
 // find_divergence and the evidence, at most four more runs. Throws what an executor throws when the expected run fails.
