@@ -609,9 +609,34 @@ void Dataset::make_scale(const std::string& name) const {
   if (H5DSset_scale(id(), name.c_str()) < 0) fail("cannot be made a dimension scale" + hdf5_reason());
 }
 
-void Dataset::attach_scale(int axis, const Dataset& scale) const {
-  if (H5DSattach_scale(id(), scale.id(), static_cast<unsigned>(axis)) < 0) {
-    fail("cannot take " + scale.path() + " as the scale of axis " + std::to_string(axis) + hdf5_reason());
+// The attributes of the specification of dimension scales (HDF5 High Level, H5DS).
+void Dataset::take_scale(const Dataset& scale) const {
+  const Handle references = own(H5Tvlen_create(H5T_STD_REF_OBJ), H5Tclose);
+  const Handle one = make_space(*this, {1});
+  hobj_ref_t reference{};
+  hvl_t list{1, &reference};
+  const bool good = references && H5Rcreate(&reference, scale.id(), ".", H5R_OBJECT, -1) >= 0;
+  const Handle attribute = own(H5Acreate2(id(), "DIMENSION_LIST", references.get(), one.get(), H5P_DEFAULT, H5P_DEFAULT), H5Aclose);
+  if (!good || !attribute || H5Awrite(attribute.get(), references.get(), &list) < 0) {
+    fail("cannot take " + scale.path() + " as the scale of its first axis" + hdf5_reason());
+  }
+}
+
+void Dataset::list_users(std::span<const Dataset> datasets) const {
+  if (datasets.empty()) return;
+  struct User {
+    hobj_ref_t dataset;
+    int axis;
+  };
+  const Handle user = own(H5Tcreate(H5T_COMPOUND, sizeof(User)), H5Tclose);
+  bool good = user && H5Tinsert(user.get(), "dataset", HOFFSET(User, dataset), H5T_STD_REF_OBJ) >= 0 &&
+              H5Tinsert(user.get(), "dimension", HOFFSET(User, axis), H5T_NATIVE_INT) >= 0;
+  std::vector<User> users(datasets.size());
+  for (std::size_t i = 0; i < users.size(); ++i) good = good && H5Rcreate(&users[i].dataset, datasets[i].id(), ".", H5R_OBJECT, -1) >= 0;
+  const Handle all = make_space(*this, {static_cast<std::int64_t>(users.size())});
+  const Handle attribute = own(H5Acreate2(id(), "REFERENCE_LIST", user.get(), all.get(), H5P_DEFAULT, H5P_DEFAULT), H5Aclose);
+  if (!good || !attribute || H5Awrite(attribute.get(), user.get(), users.data()) < 0) {
+    fail("its users cannot be listed" + hdf5_reason());
   }
 }
 

@@ -114,7 +114,10 @@ class Dataset : public Object {
 
   // Dimension scales (HDF5 High Level, "DS"): netCDF and xarray find axis names and coordinates through them.
   void make_scale(const std::string& name) const;
-  void attach_scale(int axis, const Dataset& scale) const;
+  // `scale` becomes that of the first axis. It has to learn of it once, from all who did: HDF5's own call rewrites the scale's list of users
+  // for each of them.
+  void take_scale(const Dataset& scale) const;
+  void list_users(std::span<const Dataset> datasets) const;  // of this scale; all in one call
 
  private:
   friend class Group;

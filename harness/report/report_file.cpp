@@ -72,6 +72,7 @@ void write_table(const h5::Group& group, const std::string& axis, std::string_vi
   scale.make_scale(axis);
   scale.set_attribute("units", "1");
   scale.set_attribute("description", axis_description);
+  std::vector<h5::Dataset> datasets;
   for (const Column<Row>& column : columns<Row>()) {
     std::visit(
         [&](auto member) {
@@ -82,10 +83,12 @@ void write_table(const h5::Group& group, const std::string& axis, std::string_vi
           const h5::Dataset dataset = group.write(std::string(column.name), values, storage);
           dataset.set_attribute("units", column.units);
           dataset.set_attribute("description", column.description);
-          dataset.attach_scale(0, scale);
+          dataset.take_scale(scale);
+          datasets.push_back(dataset);
         },
         column.member);
   }
+  scale.list_users(datasets);
 }
 
 template <class Row>

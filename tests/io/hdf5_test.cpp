@@ -2,6 +2,7 @@
 #include "harness/io/hdf5.hpp"
 
 #include <hdf5.h>
+#include <hdf5_hl.h>
 
 #include <algorithm>
 #include <array>
@@ -383,12 +384,28 @@ TEST(Hdf5, DimensionScales) {
   write_file(folder / "a.h5", [](const Group& root) {
     const Dataset loop = root.write("loop", std::vector<std::int32_t>{1, 2, 3, 4});
     loop.make_scale("loop");
-    const Dataset values = root.write("values", Tensor<float>({3, 4}, 0.0f));
-    values.attach_scale(1, loop);
+    std::vector<Dataset> datasets{root.write("values", std::vector<float>{1, 2, 3, 4}),
+                                  root.write("words", std::vector<std::string>{"a", "b", "c", "d"})};
+    for (const Dataset& dataset : datasets) dataset.take_scale(loop);
+    loop.list_users(datasets);
   });
-  const File file = File::open_readonly(folder / "a.h5");
-  EXPECT_EQ(file.root().open_dataset("loop").string_attribute("CLASS"), "DIMENSION_SCALE");
-  EXPECT_TRUE(file.root().open_dataset("values").has_attribute("DIMENSION_LIST"));
+  {
+    const File file = File::open_readonly(folder / "a.h5");
+    EXPECT_EQ(file.root().open_dataset("loop").string_attribute("CLASS"), "DIMENSION_SCALE");
+    EXPECT_TRUE(file.root().open_dataset("values").has_attribute("DIMENSION_LIST"));
+  }
+  // The library's own functions see what its own functions would have written.
+  const hid_t raw = H5Fopen((folder / "a.h5").c_str(), H5F_ACC_RDONLY, H5P_DEFAULT);
+  ASSERT_GE(raw, 0);
+  const hid_t scale = H5Dopen2(raw, "loop", H5P_DEFAULT);
+  for (const char* name : {"values", "words"}) {
+    const hid_t dataset = H5Dopen2(raw, name, H5P_DEFAULT);
+    EXPECT_EQ(H5DSis_attached(dataset, scale, 0), 1) << name;
+    EXPECT_EQ(H5DSget_num_scales(dataset, 0), 1) << name;
+    H5Dclose(dataset);
+  }
+  H5Dclose(scale);
+  H5Fclose(raw);
 }
 
 TEST(Hdf5, ClosingWithOpenObjectsIsAnInternalError) {
