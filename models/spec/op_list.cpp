@@ -5,6 +5,7 @@
 
 #include "models/spec/attention.hpp"
 #include "models/spec/compact_rows.hpp"
+#include "models/spec/draw_tokens.hpp"
 #include "models/spec/embedding.hpp"
 #include "models/spec/exit_gate.hpp"
 #include "models/spec/exit_step.hpp"
@@ -28,12 +29,12 @@
 namespace loopgauge::spec {
 namespace {
 
-constexpr std::array<const OpSpec*, 21> kOps{
+constexpr std::array<const OpSpec*, 22> kOps{
     &kEmbedding,        &kRmsNorm,           &kLinear,         &kRope,           &kKvAppend,
     &kAttentionDense,   &kResidualAdd,       &kSwiglu,         &kExitGate,       &kHeadArgmax,
     &kUpdateScore,      &kSelectTokens,      &kCompactRows,    &kInherit,        &kReferenceStatistics,
     &kSparseCorrection, &kQuantizeInt4Group, &kResidualEncode, &kResidualDecode, &kSealBlocks,
-    &kExitStep,
+    &kExitStep,         &kDrawTokens,
 };
 
 }  // namespace

@@ -9,7 +9,7 @@
 
 namespace loopgauge::spec {
 
-// In execution order of a layer, then selection, sparse decode, codec and exits.
+// In execution order of a layer, then selection, sparse decode, codec, exits and draws.
 std::span<const OpSpec* const> op_list();
 
 // nullptr when there is no such operation.

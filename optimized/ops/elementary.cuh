@@ -29,6 +29,8 @@ __device__ __forceinline__ double exp_binary64(double t) {
 
 __device__ __forceinline__ double clamp_exp_argument(double t) { return t < -700.0 ? -700.0 : t > 700.0 ? 700.0 : t; }  // keeps NaN
 
+__device__ __forceinline__ float exp_binary32(float x) { return __double2float_rn(exp_binary64(clamp_exp_argument(x))); }
+
 __device__ __forceinline__ float sigmoid_binary32(float x) {
   return __double2float_rn(__ddiv_rn(1.0, __dadd_rn(1.0, exp_binary64(clamp_exp_argument(-static_cast<double>(x))))));
 }

@@ -20,6 +20,8 @@ RequestSnapshot state() {
   s.complete_windows = 1;
   s.committed = 110;
   s.encoded = 64;
+  s.encoded_ahead = 128;
+  s.unreadable = 110;
   s.incarnations = 11;
   s.kv.max_positions = 140;
   s.kv.maps.resize(3);
@@ -63,6 +65,8 @@ TEST(Snapshot, GivesBackWhatWasPutIn) {
   EXPECT_EQ(s.complete_windows, 1);
   EXPECT_EQ(s.committed, 110);
   EXPECT_EQ(s.encoded, 64);
+  EXPECT_EQ(s.encoded_ahead, 128);
+  EXPECT_EQ(s.unreadable, 110);
   EXPECT_EQ(s.incarnations, 11u);
   EXPECT_EQ(s.kv.max_positions, 140);
   ASSERT_EQ(s.kv.maps.size(), 3u);
@@ -120,9 +124,9 @@ TEST(Snapshot, TheFieldThatDiffersIsNamed) {
   differs("tokens_sha256", [](SnapshotOwner& o) { o.tokens_sha256[0] = 'x'; });
   differs("request", [](SnapshotOwner& o) { o.request = "2 of trace four, generation 4"; });
   std::vector<std::byte> newer = snapshot;
-  newer[8] = std::byte{2};
+  newer[8] = std::byte{3};
   seal_snapshot(newer);
-  EXPECT_NE(refusal(newer).find("version is 2, this run needs 1"), std::string::npos) << refusal(newer);
+  EXPECT_NE(refusal(newer).find("version is 3, this run needs 2"), std::string::npos) << refusal(newer);
   std::vector<std::byte> unsealed = snapshot;
   payload_of(unsealed)[0] ^= std::byte{1};
   EXPECT_NE(refusal(unsealed).find("checksum"), std::string::npos);
