@@ -230,11 +230,11 @@ void KvCache::release_unused(int request, int loop, PositionRange positions) {
   }
 }
 
-void KvCache::truncate(int request, int position) {
+void KvCache::truncate(int request, int position, Sealed sealed) {
   Request& slot = live(request);
   if (position < 0) throw InternalError("K/V cache, truncate: negative position " + std::to_string(position));
   for (const BlockHandle& block : slot.blocks) {
-    if (block->positions.end > position) {
+    if (sealed == Sealed::refused && block->positions.end > position) {
       throw InternalError("K/V cache, truncate: positions from " + std::to_string(position) + " include the encoded block " +
                           range_text(block->positions));
     }

@@ -109,8 +109,10 @@ class KvCache {
   void note_active(int request, int loop, std::span<const std::int32_t> positions);
   // Pages of plane `loop` without an active row go back to the free list: they were reserved before the rows were known.
   void release_unused(int request, int loop, PositionRange positions);
-  // Positions >= `position` become invalid in every plane (their masks are cleared; pages stay). None of them may be encoded.
-  void truncate(int request, int position);
+  // Positions >= `position` become invalid in every plane (their masks are cleared; pages stay). None of them may be encoded, unless `sealed`
+  // says that blocks which reach beyond stay as they are: whoever comes to stand there is read from its pages until it is encoded again.
+  enum class Sealed { refused, kept };
+  void truncate(int request, int position, Sealed sealed = Sealed::refused);
   // Back to a frontier below which everything is complete: rows from `position` on do not exist any more, in no representation. Blocks that
   // begin there are dropped whatever streams they have; a block that reaches over it is an InternalError.
   void rewind(int request, int position);

@@ -162,6 +162,74 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// grid (layers, 2 * heads, tasks), head_dim threads: one row at a time, a thread a channel.
+template <int kHeadDim>
+__global__ void __launch_bounds__(kHeadDim) residual_encode_again_kernel(KvView view, const EncodeTask* tasks, std::uint64_t* numeric_fault) {
+  constexpr int kHalves = kHeadDim / kGroupSize;
+  __shared__ float values[kHeadDim];
+  __shared__ std::uint8_t codes[kHeadDim];
+  __shared__ Group groups[kHalves];
+
+  const EncodeTask task = tasks[blockIdx.z];
+  const int layer = blockIdx.x, head = blockIdx.y / 2, channel = threadIdx.x;
+  const auto tensor = static_cast<KvTensor>(blockIdx.y % 2);
+  const KvShape& shape = view.shape;
+  const RequestTable request = view.requests[task.request];
+  const auto report = [&](NumericFaultKind kind, int stream, int position, int group) {
+    if (numeric_fault == nullptr) return;
+    atomicMin(reinterpret_cast<unsigned long long*>(numeric_fault),
+              static_cast<unsigned long long>(pack_numeric_fault({kind, stream, task.request, layer, position, head, group})));
+  };
+
+  for (int stream = task.loop_first; stream <= task.loop_last; ++stream) {
+    for (int position = task.begin; position < task.end; ++position) {
+      const int page = position / kPageTokens, row = position % kPageTokens;
+      const PageTableEntry& entry = request.pages[page];
+      const ActivityMap& map = request.maps[page];
+      float value = __bfloat162float(
+          reinterpret_cast<const __nv_bfloat16*>(entry.bf16[stream - 1])[page_row_offset(shape, layer, tensor, head, row) + channel]);
+      if (stream > 1) value = __fsub_rn(value, reconstruct(shape, entry, map, layer, stream - 1, tensor, head, row, channel));
+      values[channel] = value;
+      const StreamTile tile = stream_tile(shape, entry, map, layer, stream, tensor, head);
+      auto* payload = const_cast<std::uint8_t*>(tile.payload);
+      auto* parameters = const_cast<std::uint32_t*>(tile.parameters);
+      const int compact = static_cast<int>(map.rank[stream - 1]) + bits_below(map.active[stream - 1], row);
+      if (tensor == KvTensor::k) {
+        const std::uint32_t stored = parameters[static_cast<std::size_t>(compact / kGroupSize) * kHeadDim + channel];
+        const float minimum = __half2float(__ushort_as_half(static_cast<unsigned short>(stored & 0xFFFFu)));
+        const float scale = __half2float(__ushort_as_half(static_cast<unsigned short>(stored >> 16)));
+        if (!isfinite(value)) report(NumericFaultKind::k_group, stream, position, channel);
+        const float quotient = scale == 0.0f ? 0.0f : rintf(__fdiv_rn(__fsub_rn(value, minimum), scale));
+        codes[channel] = static_cast<std::uint8_t>(fminf(fmaxf(quotient, 0.0f), 15.0f));
+        __syncthreads();
+      } else {
+        __syncthreads();
+        if (channel < kHalves) {
+          const float* x = values + channel * kGroupSize;
+          float minimum = x[0], maximum = minimum;
+          bool finite = isfinite(minimum);
+          for (int c = 1; c < kGroupSize; ++c) {
+            finite = finite && isfinite(x[c]);
+            if (x[c] < minimum) minimum = x[c];
+            if (x[c] > maximum) maximum = x[c];
+          }
+          groups[channel] = make_group(minimum, maximum, finite);
+          parameters[static_cast<std::size_t>(compact) * kHalves + channel] = groups[channel].parameters;
+          if (!groups[channel].encodable) report(NumericFaultKind::v_group, stream, position, channel);
+        }
+        __syncthreads();
+        codes[channel] = static_cast<std::uint8_t>(encode(groups[channel / kGroupSize], value));
+        __syncthreads();
+      }
+      if (channel < kHeadDim / 2) {
+        payload[static_cast<std::size_t>(compact) * (kHeadDim / 2) + channel] =
+            static_cast<std::uint8_t>(codes[2 * channel] | codes[2 * channel + 1] << 4);
+      }
+      __syncthreads();  // the next row uses the arrays again, the next stream reads what this one wrote
+    }
+  }
+}
+
 // grid (positions, heads), head_dim threads.
 __global__ void kv_gather_kernel(KvGatherArguments arguments) {
   const KvShape& shape = arguments.kv.shape;
@@ -204,6 +272,19 @@ void residual_encode(const ResidualEncodeArguments& arguments, cudaStream_t stre
     residual_encode_kernel<64><<<grid, kThreads, 0, stream>>>(arguments.kv, arguments.tasks, arguments.numeric_fault, arguments.fault);
   }
   LOOPGAUGE_CUDA_CHECK_LAUNCH("residual_encode");
+}
+
+void residual_encode_again(const ResidualEncodeArguments& arguments, cudaStream_t stream) {
+  const KvShape& shape = arguments.kv.shape;
+  check_head_dim("residual_encode_again", shape);
+  if (arguments.task_count == 0) return;
+  const dim3 grid(shape.layers, 2 * shape.heads, arguments.task_count);
+  if (shape.head_dim == 128) {
+    residual_encode_again_kernel<128><<<grid, 128, 0, stream>>>(arguments.kv, arguments.tasks, arguments.numeric_fault);
+  } else {
+    residual_encode_again_kernel<64><<<grid, 64, 0, stream>>>(arguments.kv, arguments.tasks, arguments.numeric_fault);
+  }
+  LOOPGAUGE_CUDA_CHECK_LAUNCH("residual_encode_again");
 }
 
 void kv_gather(const KvGatherArguments& arguments, cudaStream_t stream) {

@@ -30,6 +30,15 @@ struct ResidualEncodeArguments {
 // Traffic: BF16 rows once, payload and parameters once, earlier streams of the chain re-read from L2.
 void residual_encode(const ResidualEncodeArguments& arguments, cudaStream_t stream);
 
+// The rows of the tasks, which stand in sealed blocks, are encoded again, streams loop_first..loop_last of each: K under the parameters that its
+// groups have, V, whose groups belong to one row, under new ones.
+// Specification clause and reference counterpart: S-SPEC-9; reference/kv/block_encoder, encode_rows_again.
+// Shapes and layouts: as above. A task may reach over several blocks.
+// Requires: head_dim 64 or 128; the rows active at every loop of the task, at the ranks that the blocks were made with, and resident as BF16.
+// Numerics: byte-exact with the reference. Determinism: exact.
+// Launch: (task, layer, K|V x head) CTAs of head_dim threads, row after row. Traffic: the rows once, their codes and parameters once.
+void residual_encode_again(const ResidualEncodeArguments& arguments, cudaStream_t stream);
+
 // Logical K or V rows as a reader sees them, in FP32: for dumps and tests, not for attention.
 struct KvGatherArguments {
   KvView kv;

@@ -91,27 +91,13 @@ History::History(const HistoryShape& shape)
   depths_ = make_depths(shape, generator);
 
   // The same values whatever the fragmentation: they are drawn before any page is.
-  const std::size_t width = static_cast<std::size_t>(model_.projection_width());
-  std::vector<float> row(width);
   for (int loop = 1; loop <= shape.max_loop; ++loop) {
     for (int position = 0; position < shape.positions; ++position) {
       if (depths_[static_cast<std::size_t>(position)] < loop) {
         planes_.inherit_row(loop, position);
         continue;
       }
-      for (int layer = 0; layer < model_.layers; ++layer) {
-        for (const auto tensor : {reference::KvTensor::key, reference::KvTensor::value}) {
-          // Planes of one position are alike, as in a looped model: residuals are smaller than the base.
-          for (std::size_t i = 0; i < width; ++i) {
-            const float fresh = to_float(random_bf16(generator));
-            const float previous = loop == 1 ? 0.0f
-                                             : *(planes_.exact(tensor, layer, loop - 1, static_cast<int>(i) / model_.head_dim, position) +
-                                                 static_cast<int>(i) % model_.head_dim);
-            row[i] = loop == 1 ? fresh : reference::round_to_bfloat16(previous + 0.2f * fresh);
-          }
-          planes_.write_row(tensor, layer, loop, position, row.data());
-        }
-      }
+      write_values(loop, position, generator, 1.0f);
     }
   }
 
@@ -139,6 +125,40 @@ History::History(const HistoryShape& shape)
     for (int page = 0; page < optimized::page_count(shape.positions); ++page) write_page(loop, page);
   }
   cache_->upload();
+}
+
+void History::write_values(int loop, int position, std::mt19937& generator, float scale) {
+  const std::size_t width = static_cast<std::size_t>(model_.projection_width());
+  std::vector<float> row(width);
+  for (int layer = 0; layer < model_.layers; ++layer) {
+    for (const auto tensor : {reference::KvTensor::key, reference::KvTensor::value}) {
+      // Planes of one position are alike, as in a looped model: residuals are smaller than the base.
+      for (std::size_t i = 0; i < width; ++i) {
+        const float fresh = reference::round_to_bfloat16(scale * to_float(random_bf16(generator)));
+        const float previous = loop == 1 ? 0.0f
+                                         : *(planes_.exact(tensor, layer, loop - 1, static_cast<int>(i) / model_.head_dim, position) +
+                                             static_cast<int>(i) % model_.head_dim);
+        row[i] = loop == 1 ? fresh : reference::round_to_bfloat16(previous + 0.2f * fresh);
+      }
+      planes_.write_row(tensor, layer, loop, position, row.data());
+    }
+  }
+}
+
+void History::encode_again(PositionRange rows, float scale) {
+  std::mt19937 generator(shape_.seed + 1);
+  for (int loop = 1; loop <= kLoops; ++loop) {
+    for (int position = rows.begin; position < rows.end; ++position) write_values(loop, position, generator, scale);
+    for (int page = rows.begin / optimized::kPageTokens; page < optimized::page_count(rows.end); ++page) write_page(loop, page);
+  }
+  for (CodecBlock& block : blocks_) {
+    const PositionRange part{std::max(rows.begin, block.positions.begin), std::min(rows.end, block.positions.end)};
+    if (part.begin >= part.end) continue;
+    for (int loop = 1; loop <= kLoops; ++loop)
+      reference::encode_rows_again(planes_, model_, loop, block.streams[static_cast<std::size_t>(loop - 1)], part, "request 0");
+  }
+  DeviceArray<optimized::EncodeTask> task(allocator_, std::vector<optimized::EncodeTask>{{request_, rows.begin, rows.end, 1, kLoops}});
+  optimized::residual_encode_again({cache_->view(), task.data(), 1, numeric_fault(), Fault::none}, stream());
 }
 
 void History::write_page(int loop, int page) {

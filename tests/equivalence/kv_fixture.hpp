@@ -82,6 +82,8 @@ class History {
 
   // Encodes `blocks` (contiguous from the encoded frontier) on both sides and frees the device's BF16 pages below.
   void encode(const std::vector<PositionRange>& blocks);
+  // Other values come to stand at `rows`, which execute every loop and are encoded; both sides encode them again. Needs keep_planes.
+  void encode_again(PositionRange rows, float scale);
   // The streams as the device stores them, in the record's form.
   CodecBlock device_block(std::size_t index) const;
 
@@ -106,6 +108,7 @@ class History {
   }
 
  private:
+  void write_values(int loop, int position, std::mt19937& generator, float scale);
   void write_page(int loop, int page);
 
   HistoryShape shape_;

@@ -126,6 +126,25 @@ TEST(ResidualEncodeDevice, StreamByStreamEqualsAtOnce) {
   expect_equal(stepwise.device_block(0), at_once.blocks()[0], "stepwise");
 }
 
+// Rows that replace others in sealed blocks keep to the parameters that the K groups have, also where their values lie far outside.
+TEST(ResidualEncodeDevice, RowsEncodedAgainAreTheReferences) {
+  LOOPGAUGE_REQUIRE_DEVICE();
+  for (const int head_dim : {64, 128}) {
+    for (const float scale : {0.5f, 1.0f, 40.0f}) {
+      History history({.head_dim = head_dim, .positions = 200, .dense = true, .keep_planes = true, .fragmented = true});
+      history.encode({{0, 64}, {64, 128}, {128, 192}});
+      const CodecBlock before = history.device_block(1);
+      const PositionRange parts[] = {{60, 67}, {100, 101}, {120, 192}};
+      for (const PositionRange& rows : parts) history.encode_again(rows, scale);
+      ASSERT_EQ(history.numeric_fault_word(), optimized::kNoNumericFault);
+      for (std::size_t i = 0; i < 3; ++i) expect_equal(history.device_block(i), history.blocks()[i], "block " + std::to_string(i));
+      EXPECT_EQ(history.device_block(1).streams[0].layers[0].k_min.data, before.streams[0].layers[0].k_min.data) << "K keeps its parameters";
+      EXPECT_NE(history.device_block(1).streams[0].layers[0].k_codes.data, before.streams[0].layers[0].k_codes.data);
+      EXPECT_NE(history.device_block(1).streams[0].layers[0].v_min.data, before.streams[0].layers[0].v_min.data) << "a group of V is one row's";
+    }
+  }
+}
+
 // Group values chosen by hand: written over one BF16 page, encoded, compared with the group codec value by value.
 class EdgeGroups : public ::testing::Test {
  protected:
