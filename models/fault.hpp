@@ -48,7 +48,7 @@ enum class Fault {
   scale_by_reciprocal,             // the scale of a group is multiplied by 1/15
   reconstruction_in_bfloat16,      // a reconstructed value is rounded to BF16 after every stream
   one_ulp_in_residual_add,         // the first channel of one residual addition is one BF16 ulp too large
-  // Of speculation, in the reference.
+  // Of speculation.
   stale_reference_at_position,     // a row at a position that an earlier incarnation has held corrects against that one's reference
   plane_not_truncated,             // a rejection leaves the rows of loop 3's plane behind, and the next rows there are taken as written
   candidate_sealed,                // blocks are sealed and read as soon as their rows have run, before they are verified

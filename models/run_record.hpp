@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -164,6 +165,13 @@ struct HandoffRecord {
   std::vector<HandoffRegion> regions;
 };
 
+// Where the time of a speculating run went, in seconds on the device, waiting for the host included; no result.
+struct SpeculationTimes {
+  double draft = 0;                          // loops 1..d, and choosing candidates
+  double verify = 0;                         // loops d + 1..4; a batch of both kinds counts by its rows
+  double accept = 0;                         // logits and decision of verified rows, and what follows: truncation, encoding
+};
+
 struct RunRecord {
   std::string mode;                          // plan mode
   std::string executor;                      // "reference", "optimized"
@@ -175,6 +183,7 @@ struct RunRecord {
   RunCounters counters;
   HeldResources held_at_drain;
   std::vector<HandoffRecord> handoffs;       // of a plan of handoffs, by request
+  std::optional<SpeculationTimes> speculation_times;  // of executors that measure them, in a plan that speculates
 };
 
 }  // namespace loopgauge

@@ -14,12 +14,6 @@ constexpr int kRequiredMajor = 9;  // the binary holds code for compute capabili
 
 std::string version_text(int version) { return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10); }
 
-void require_greedy_decoding(const Trace& trace) {
-  for (const TraceRequest& request : trace.requests) {
-    if (request.temperature != 0.0f) throw UnsupportedError("the CUDA runtime decodes greedily; trace " + trace.name + " has a temperature");
-  }
-}
-
 class Runtime final : public CudaExecutor {
  public:
   Runtime(const Checkpoint& checkpoint, const CudaExecutorOptions& options)
@@ -41,7 +35,6 @@ class Runtime final : public CudaExecutor {
     if (options.stage != Stage::whole) {
       throw UnsupportedError("the CUDA runtime takes no part in handoffs: it computes a prompt and decodes it in one run");
     }
-    require_greedy_decoding(trace);
     if (config.exit().mode == ExitMode::trace) {
       for (std::size_t i = 0; i < trace.requests.size(); ++i) {
         if (trace.requests[i].exit_depths.size() < static_cast<std::size_t>(trace.requests[i].max_new_tokens)) {

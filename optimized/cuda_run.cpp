@@ -46,17 +46,11 @@ void check_in_flight(const RunOptions& options, const EffectiveConfig& config, c
   }
 }
 
-void check_speculation(const RunOptions& options, const EffectiveConfig& config) {
+void check_speculation(const RunOptions& options) {
   if (options.speculation.kind == SpeculationKind::none) return;
-  if (options.speculation.kind == SpeculationKind::pipeline)
-    throw UnsupportedError("the CUDA runtime speculates in blocks, not in a token pipeline: use block_spec");
   if (options.submissions_in_flight > 1) {
     throw UnsupportedError("the CUDA runtime reads every decision of a round before the next one begins: speculation runs with one submission in flight");
   }
-  if (options.graph_replay) throw UnsupportedError("the CUDA runtime does not replay graphs of speculative steps");
-  const auto& q = config.q();
-  if (q.enabled && q.timing == EncodingTiming::execution_dependent && q.flush == FlushRule::eager)
-    throw UnsupportedError("the CUDA runtime encodes committed rows only: speculation has flush committed, not eager");
 }
 
 }  // namespace
@@ -79,21 +73,32 @@ CudaRun::CudaRun(const RunContext& context, const Trace& trace, const EffectiveC
       emitted_states_(allocator_, MemoryCategory::workspace),
       emitted_choices_(allocator_, MemoryCategory::workspace),
       emitted_slots_(allocator_, MemoryCategory::workspace),
+      token_draws_(allocator_, MemoryCategory::workspace),
+      distributions_(allocator_, MemoryCategory::workspace),
+      confirmed_(allocator_, MemoryCategory::workspace),
       selection_scratch_(allocator_, MemoryCategory::workspace),
       encode_tasks_(allocator_, MemoryCategory::conversion_scratch),
+      rewrite_tasks_(allocator_, MemoryCategory::conversion_scratch),
       inactive_rows_(allocator_, MemoryCategory::workspace),
       inactive_indices_(allocator_, MemoryCategory::workspace) {
   check_in_flight(options_, config_, trace);
-  check_speculation(options_, config_);
+  check_speculation(options_);
   if (options_.graph_replay) graphs_.emplace();
   open_ticket();
   const auto live = static_cast<std::size_t>(std::min(static_cast<int>(trace.requests.size()), kMaxRequests));
-  const int references_per_request = std::max(live_rows(), planted(Fault::stale_reference_slot) ? 2 : 1);
+  int references_per_request = std::max(live_rows(), planted(Fault::stale_reference_slot) ? 2 : 1);
+  if (planted(Fault::stale_reference_at_position)) references_per_request *= 2;
   if (config_.s().enabled) references_.emplace(kv_.shape(), static_cast<int>(live) * references_per_request, longest_, allocator_);
   decode_states_ = allocator_.allocate_array<Bfloat16>(MemoryCategory::hidden_rows,
                                                         live * static_cast<std::size_t>(live_rows()) * static_cast<std::size_t>(model_.hidden));
   exits_ = allocator_.allocate_array<ExitState>(MemoryCategory::workspace, live);
   chosen_tokens_ = allocator_.allocate_array<std::int32_t>(MemoryCategory::workspace, live);
+  const bool draws_drafts = options_.speculation.kind != SpeculationKind::none &&
+                            std::any_of(trace.requests.begin(), trace.requests.end(), [](const TraceRequest& request) { return request.temperature != 0.0f; });
+  if (draws_drafts) {
+    draft_distributions_ = allocator_.allocate_array<float>(
+        MemoryCategory::workspace, live * static_cast<std::size_t>(live_rows()) * static_cast<std::size_t>(model_.vocab));
+  }
   gates_ = allocator_.allocate_array<float>(MemoryCategory::workspace, kMaxRequests);
   numeric_fault_ = allocator_.allocate_array<std::uint64_t>(MemoryCategory::workspace, 1);
   LOOPGAUGE_CUDA_CHECK(cudaMemsetAsync(numeric_fault_.data(), 0xFF, sizeof(std::uint64_t), stream_));
@@ -159,11 +164,7 @@ void CudaRun::submit(const Submission& submission) {
 }
 
 void CudaRun::run_items(const std::vector<WorkItem>& items) {
-  if (!items.empty() && items.front().kind != RowKind::prefill && items.front().kind != RowKind::decode) {
-    // Items are independent and rows do not depend on what shares their batch, so speculative items run one after the other.
-    for (const WorkItem& item : items) speculate(requests_.at(static_cast<std::size_t>(item.request)), item);
-    return;
-  }
+  if (!items.empty() && items.front().kind != RowKind::prefill && items.front().kind != RowKind::decode) return speculate(items);
   if (items.size() == 1) {
     const WorkItem& item = items.front();
     RequestState& s = requests_.at(static_cast<std::size_t>(item.request));
@@ -229,6 +230,7 @@ RunRecord CudaRun::finish() {
   close_ticket();  // ending a request encodes what is due
   deliver_oldest();
   result.counters = counters_;
+  if (options_.speculation.kind != SpeculationKind::none) result.speculation_times = times_;
   return result;
 }
 

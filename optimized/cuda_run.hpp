@@ -16,9 +16,11 @@
 #include <vector>
 
 #include "models/executor.hpp"
+#include "models/sampling.hpp"
 #include "optimized/forward_pass.hpp"
 #include "optimized/kv/kv_cache.hpp"
 #include "optimized/kv/reference_store.hpp"
+#include "optimized/ops/draw_tokens.cuh"
 #include "optimized/ops/head_argmax.cuh"
 #include "optimized/prefix_store.hpp"
 #include "optimized/request_state.hpp"
@@ -69,6 +71,11 @@ class CudaRun {
     int position;
     int depth;                                       // last loop of the row; 0: the device knows
   };
+  // Work of a speculating run between two events, and what it was for.
+  struct TimedSpan {
+    Event begin{Event::Timing::on}, end{Event::Timing::on};
+    double draft = 0, verify = 0, accept = 0;        // shares, 1 together
+  };
   // A submission whose results have not been read.
   struct Ticket {
     int submission = 0;
@@ -77,6 +84,8 @@ class CudaRun {
     const std::uint64_t* numeric_fault = nullptr;
     std::vector<int> owners;                         // request index by slot, as it is for this submission; -1: nobody's
     std::vector<std::function<void()>> deliveries;
+    std::vector<std::unique_ptr<TimedSpan>> spans;   // the first `timed` of them have ended
+    std::size_t timed = 0;
   };
   // A window that a request began with, and whose record says what a cold run would have observed of it.
   struct ReusedWindow {
@@ -177,21 +186,46 @@ class CudaRun {
   void count_execution(RequestState& s, int position, int loop);
   HeldResources held() const;
 
-  // Block speculation: cuda_run_speculation.
-  void speculate(RequestState& s, const WorkItem& item);
-  void begin_live_row(RequestState& s, std::int32_t token);
-  void run_live_rows(RequestState& s, std::size_t first, std::size_t count, int loop);
+  // Speculation: cuda_run_speculation.
+  // What the logits of a live row say of the row after it, or without one choose.
+  struct Verdict {
+    HeadChoice choice;                               // the candidate, or the token in its place
+    bool confirmed = false;
+    bool ends = false;                               // the token ends the sequence
+    const float* logits = nullptr;                   // on the device
+  };
+  void speculate(const std::vector<WorkItem>& items);
+  bool is_speculative_work(const RequestState& s, const WorkItem& item) const;
+  void begin_live_row(RequestState& s, std::int32_t token, bool drawn = false);
+  void begin_pending_row(RequestState& s);
+  std::vector<Part> live_parts(RequestState& s, const WorkItem& item, int loop);
+  Part live_part(RequestState& s, std::size_t index, int loop);
+  void advance_live_rows(std::vector<Part> parts);
   void complete_live_loop(RequestState& s, const Part& part);
   void propose(RequestState& s);
+  void count_doubled_bytes(const RequestState& s);
+  std::vector<Verdict> judge_rows(RequestState& s, std::size_t count);
+  void commit_rows(RequestState& s, const SpeculationRound& round, const std::vector<Verdict>& verdicts);
   void decide_round(RequestState& s);
+  void settle_pipeline(RequestState& s);
   void give_up_rows(RequestState& s, std::size_t first);
-  int reference_of(const Part& part) const {
-    const RequestState& s = *part.request;
-    return part.live < 0 ? s.row.reference : s.live.at(static_cast<std::size_t>(part.live)).reference;
+  void begin_span();
+  void end_span(double draft, double verify, double accept);
+  void add_times(Ticket& ticket);
+  float* draft_distribution(const RequestState& s, int state) {
+    return draft_distributions_.as<float>() + static_cast<std::size_t>(s.slot * live_rows() + state) * static_cast<std::size_t>(model_.vocab);
   }
+  int reference_of(const Part& part) const;
+  void leave_behind(RequestState& s, LiveRow& row);
+  void share_draft_states(RequestState& s);
 
   // Emission: cuda_run_emission.
   void emit_pending();
+  static bool samples(const RequestState& s) { return s.request->temperature != 0.0f && !s.request->teacher_forced(); }
+  static float uniform(const RequestState& s, int position, SamplingPurpose purpose) {
+    return uniform_draw(s.request->seed, s.request->id, position, purpose);
+  }
+  void draw(const float* logits, HeadChoice* choices, std::int32_t* confirmed, std::span<TokenDraw> draws);
   void deliver_emission(const Emission& emission, int depth, const HeadChoice& choice, const float* logits);
 
   // Encoding: cuda_run_encoding.
@@ -200,6 +234,10 @@ class CudaRun {
   void flush(RequestState& s, int frontier);
   void seal(RequestState& s, PositionRange block);
   void seal_ahead(RequestState& s, int frontier);
+  void seal_unverified(RequestState& s, int rows_end);
+  bool seals_unverified() const;
+  // Blocks may hold rows that are given up: by the flush rule, or by a planted fault.
+  bool keeps_sealed_candidates() const { return seals_unverified() || planted(Fault::candidate_sealed); }
   bool members_known(const RequestState& s, PositionRange block) const;
   std::array<std::uint32_t, kLoops> largest_streams(const RequestState& s, PositionRange block) const;
   void encode(RequestState& s, PositionRange block, int loop_first, int loop_last, const std::array<std::uint32_t, kLoops>& capacity, bool members_known);
@@ -240,11 +278,13 @@ class CudaRun {
   DeviceBuffer decode_states_;                       // [live rows][hidden] BF16: H of the decode row's last loop; after the prompt, its last row
   DeviceBuffer exits_;                               // ExitState of the decode row
   DeviceBuffer chosen_tokens_;                       // int32: the token that the last logits chose
+  DeviceBuffer draft_distributions_;                 // [live rows][vocab] FP32: what a live row's token was drawn from
   DeviceBuffer gates_;                               // [decode rows of a batch] FP32
   DeviceBuffer numeric_fault_;                       // one word
-  GrowableBuffer state_gates_, emitted_states_, emitted_choices_, emitted_slots_, selection_scratch_, encode_tasks_, inactive_rows_, inactive_indices_;
+  GrowableBuffer state_gates_, emitted_states_, emitted_choices_, emitted_slots_, token_draws_, distributions_, confirmed_, selection_scratch_, encode_tasks_,
+      rewrite_tasks_, inactive_rows_, inactive_indices_;
   std::vector<WindowState> spare_windows_;
-  std::vector<EncodeTask> pending_encodes_;
+  std::vector<EncodeTask> pending_encodes_, pending_rewrites_;
   std::vector<std::pair<RequestState*, PositionRange>> pending_releases_;
   std::vector<Emission> pending_emissions_;
   std::deque<std::unique_ptr<Ticket>> in_flight_;
@@ -252,6 +292,7 @@ class CudaRun {
   std::unique_ptr<Ticket> ticket_;                   // open: of the submission that is being issued, or comes next
   PlannedFailure failure_ = PlannedFailure::none;    // of the submission that is being issued, until it happens
   RunCounters counters_;
+  SpeculationTimes times_;
   std::uint64_t generations_ = 0;
   int submission_ = 0;                               // being issued, or being delivered
 };

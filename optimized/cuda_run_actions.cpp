@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 #include <string>
+#include <utility>
 
 #include "models/error.hpp"
 #include "models/sha256.hpp"
@@ -61,7 +62,8 @@ void CudaRun::rewind(RequestState& s) {
     }
   }
   release_row(s);
-  kv_.rewind(s.slot, frontier);
+  // Blocks that were sealed before a round was decided stay, whatever they hold beyond the committed rows.
+  if (s.committed == 0 || !keeps_sealed_candidates()) kv_.rewind(s.slot, frontier);
 }
 
 // Lets go of the rows on their way, if there are any.
@@ -79,12 +81,15 @@ void CudaRun::release_storage(RequestState& s) {
   release_row(s);
   if (s.previous_reference) references_->release(s.previous_reference->first, s.previous_reference->second);
   s.previous_reference.reset();
+  for (const auto& [_, reference] : std::exchange(s.stale_references, {})) references_->release(reference.first, reference.second);
+  s.stale_rows.clear();
   for (auto& window : s.windows) window.reset();
   kv_.close_request(s.slot);
   s.slot = -1;
   s.leased_windows = 0;
   s.row = DecodeRow{};
-  s.complete_windows = s.committed = s.encoded = 0;
+  s.complete_windows = s.committed = s.encoded = s.encoded_ahead = 0;
+  s.unreadable = kNoPosition;
   s.incarnations = 0;
 }
 
@@ -135,6 +140,8 @@ void CudaRun::preempt(RequestState& s) {
   state.complete_windows = s.complete_windows;
   state.committed = s.committed;
   state.encoded = s.encoded;
+  state.encoded_ahead = s.encoded_ahead;
+  state.unreadable = s.unreadable;
   state.incarnations = s.incarnations;
   state.kv = kv_.layout(s.slot);
   for (std::size_t w = 0; w < s.windows.size(); ++w) {
@@ -193,6 +200,8 @@ void CudaRun::restore(RequestState& s) {
   s.complete_windows = state.complete_windows;
   s.committed = state.committed;
   s.encoded = state.encoded;
+  s.encoded_ahead = state.encoded_ahead;
+  s.unreadable = state.unreadable;
   s.incarnations = state.incarnations;
   for (std::size_t i = 0; i < state.windows.size(); ++i) {
     auto& window = s.windows.at(static_cast<std::size_t>(state.windows[i].window));

@@ -121,13 +121,17 @@ void CudaRun::add_rows(RowBatch& batch, const Part& part) {
   if (part.kind == RowKind::decode) {
     const int position = part.piece.begin, step = position - s.prompt_length;
     row.position = position;
-    row.reference = part.live < 0 ? reference_slot(s, part.loop) : reference_of(part);
+    row.reference = reference_of(part);
+    int state = 0;
     if (part.live >= 0) {
-      row.token = s.live[static_cast<std::size_t>(part.live)].token;
+      const LiveRow& live = s.live[static_cast<std::size_t>(part.live)];
+      row.token = live.token;
+      state = live.state;
+      row.unwritten = part.loop == 3 && s.stale_rows.contains(position);
     } else if (s.request->teacher_forced()) {
       row.token = s.request->forced[static_cast<std::size_t>(step)];
     }
-    row.origin = position - (s.slot * live_rows() + std::max(part.live, 0));
+    row.origin = position - (s.slot * live_rows() + state);
     row.last_loop = part.live < 0 ? s.row.last_loop : config_.loops();
     row.gate_decides = part.live < 0 && has_exit_rule() && !s.row.depth_given;
     batch.rows.push_back(row);
@@ -153,6 +157,14 @@ void CudaRun::add_rows(RowBatch& batch, const Part& part) {
   if (part.loop <= 2 || !config_.selects_tokens()) kv_.note_active(s.slot, part.loop, part.piece);
   batch.segments.push_back({s.slot, part.loop, row.encoded_frontier, part.first_row, part.rows});
   batch.take_scores |= config_.selects_tokens() && (part.loop == 2 || part.loop == 3);
+}
+
+// Of a part of decode rows at its loop. The planted fault: whoever comes to stand at a position reads what an earlier incarnation left there.
+int CudaRun::reference_of(const Part& part) const {
+  const RequestState& s = *part.request;
+  if (part.live < 0) return reference_slot(s, part.loop);
+  const auto stale = part.loop >= 3 ? s.stale_references.find(part.piece.begin) : s.stale_references.end();
+  return stale != s.stale_references.end() ? stale->second.first : s.live.at(static_cast<std::size_t>(part.live)).reference;
 }
 
 // The planted fault: loops after the reference loop read what the token before left. Its slot has no mask of a page that it does not reach.

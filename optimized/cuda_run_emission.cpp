@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Logits, and the tokens that they choose.
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -26,6 +27,16 @@ void CudaRun::emit_pending() {
   const float* logits = forward_.logits(states, rows);
   auto* choices = emitted_choices_.reserve<HeadChoice>(emissions.size());
   head_argmax(logits, choices, rows, model_.vocab, stream_);
+  if (std::any_of(emissions.begin(), emissions.end(), [](const Emission& emission) { return samples(*emission.request); })) {
+    std::vector<TokenDraw> draws(emissions.size());
+    for (std::size_t i = 0; i < emissions.size(); ++i) {
+      const RequestState& s = *emissions[i].request;
+      if (!samples(s)) continue;
+      draws[i].temperature = s.request->temperature;
+      draws[i].draw = uniform(s, emissions[i].position + 1, SamplingPurpose::target);
+    }
+    draw(logits, choices, nullptr, draws);
+  }
   keep_tokens(choices, emitted_slots_.upload<std::int32_t>(slots, ticket_->arena, stream_), chosen_tokens_.as<std::int32_t>(), rows,
               stream_);
   const HeadChoice* chosen = download(choices, emissions.size());
@@ -37,6 +48,17 @@ void CudaRun::emit_pending() {
       deliver_emission(emission, exit == nullptr ? emission.depth : std::min(exit->last_loop, config_.loops()), *choice, row);
     });
   }
+}
+
+// Rows with a temperature draw their token, or judge their candidate. Distributions that nobody wants to keep share one workspace.
+void CudaRun::draw(const float* logits, HeadChoice* choices, std::int32_t* confirmed, std::span<TokenDraw> draws) {
+  const auto vocab = static_cast<std::size_t>(model_.vocab);
+  float* distributions = distributions_.reserve<float>(draws.size() * vocab);
+  for (std::size_t i = 0; i < draws.size(); ++i) {
+    if (draws[i].distribution == nullptr) draws[i].distribution = distributions + i * vocab;
+  }
+  draw_tokens(logits, token_draws_.upload<TokenDraw>(draws, ticket_->arena, stream_), choices, confirmed, static_cast<int>(draws.size()), model_.vocab,
+              stream_);
 }
 
 // The row is committed: the token that it was fed is known to be no later than the end of the sequence (S-ASYNC-2).

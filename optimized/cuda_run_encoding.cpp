@@ -23,9 +23,13 @@ int CudaRun::visible_frontier(const RequestState& s, int position, RowKind kind)
   const auto& q = config_.q();
   if (!q.enabled) return 0;
   if (kind == RowKind::prefill) return q.policy == EncodingPolicy::streaming ? position / config_.window() * config_.window() : 0;
-  const int visible = q.timing == EncodingTiming::serial_aligned ? frontier_rule(s, position) : s.encoded;
-  // Later rows of a round see blocks that are encoded beside their BF16 rows (S-SPEC-8).
+  // Later rows of a round see blocks that are encoded beside their BF16 rows (S-SPEC-8), and so do those after a round that was sealed before
+  // it was decided.
   const int sealed = options_.speculation.kind == SpeculationKind::none ? s.encoded : std::max(s.encoded, s.encoded_ahead);
+  if (planted(Fault::candidate_sealed)) return sealed;
+  int visible = s.encoded;
+  if (q.timing == EncodingTiming::serial_aligned) visible = frontier_rule(s, position);
+  if (seals_unverified()) visible = std::min(sealed, s.unreadable);
   if (visible < s.encoded || visible > sealed) {
     throw InternalError(s.name() + ", position " + std::to_string(position) + ": the query must see " + std::to_string(visible) +
                         " positions encoded, " + std::to_string(s.encoded) + " to " + std::to_string(sealed) + " are");
@@ -46,6 +50,26 @@ void CudaRun::seal_ahead(RequestState& s, int frontier) {
     seal(s, range);
     s.encoded_ahead = range.end;
   }
+}
+
+bool CudaRun::seals_unverified() const {
+  const auto& q = config_.q();
+  return options_.speculation.kind == SpeculationKind::block && q.enabled && q.timing == EncodingTiming::execution_dependent &&
+         q.flush == FlushRule::eager;
+}
+
+// The rows of a round before `rows_end` have run and are not decided: those that stand in sealed blocks are encoded again under the parameters of
+// their groups, and further blocks are sealed (S-SPEC-8, S-SPEC-9). Their BF16 rows stay until they are committed.
+void CudaRun::seal_unverified(RequestState& s, int rows_end) {
+  const int sealed = std::max(s.encoded, s.encoded_ahead);
+  const PositionRange rows{s.unreadable, std::min(rows_end, sealed)};
+  if (rows.begin < rows.end) {
+    pending_rewrites_.push_back({s.slot, rows.begin, rows.end, 1, config_.loops()});
+    counters_.rewritten_rows += rows.size();
+    s.unreadable = rows.end < sealed ? rows.end : kNoPosition;
+  }
+  seal_ahead(s, frontier_rule(s, rows_end));
+  encode_pending();
 }
 
 void CudaRun::flush(RequestState& s, int frontier) {
@@ -94,7 +118,7 @@ void CudaRun::encode(RequestState& s, PositionRange block, int loop_first, int l
 
 // One launch for every block and stream that became due in this step; then the BF16 pages that held them are free.
 void CudaRun::encode_pending() {
-  if (pending_encodes_.empty() && pending_releases_.empty()) return;
+  if (pending_encodes_.empty() && pending_releases_.empty() && pending_rewrites_.empty()) return;
   kv_.upload(ticket_->arena);
   ResidualEncodeArguments arguments;
   arguments.kv = kv_.view();
@@ -105,6 +129,10 @@ void CudaRun::encode_pending() {
   rank_rows(arguments.kv, arguments.tasks, arguments.task_count, stream_);
   residual_encode(arguments, stream_);
   pending_encodes_.clear();
+  arguments.tasks = rewrite_tasks_.upload<EncodeTask>(pending_rewrites_, ticket_->arena, stream_);
+  arguments.task_count = static_cast<int>(pending_rewrites_.size());
+  residual_encode_again(arguments, stream_);
+  pending_rewrites_.clear();
   bool decoding = false;
   for (const auto& [request, range] : std::exchange(pending_releases_, {})) {
     for (int loop = 1; loop <= config_.loops(); ++loop) kv_.release_planes(request->slot, loop, range);

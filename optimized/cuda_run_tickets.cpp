@@ -62,6 +62,7 @@ void CudaRun::deliver_oldest() {
   ticket->done.synchronize();
   check_numeric_fault(*ticket);
   deliver(*ticket);
+  add_times(*ticket);
   ticket->arena.reset();
   spare_tickets_.push_back(std::move(ticket));
 }

@@ -31,6 +31,7 @@ ForwardPass::ForwardPass(const ForwardContext& context)
       attention_logits_(*context.allocator, MemoryCategory::workspace),
       row_sources_(*context.allocator, MemoryCategory::workspace),
       rows_(*context.allocator, MemoryCategory::workspace),
+      written_rows_(*context.allocator, MemoryCategory::workspace),
       dense_rows_(*context.allocator, MemoryCategory::workspace),
       reference_rows_(*context.allocator, MemoryCategory::workspace),
       sparse_rows_(*context.allocator, MemoryCategory::workspace),
@@ -62,6 +63,7 @@ void ForwardPass::stage(const RowBatch& batch, PinnedArena& arena) {
   const auto rows = static_cast<std::size_t>(batch.size()), decode_rows = static_cast<std::size_t>(batch.decode_rows);
   row_sources_.upload<RowSource>(batch.rows, arena, stream);
   rows_.reserve<QueryRow>(rows);
+  if (context_.fault == Fault::plane_not_truncated) written_rows_.reserve<QueryRow>(rows);
   for (GrowableBuffer* numbers : {&positions_, &mask_positions_, &tokens_, &sources_of_states_, &targets_of_states_}) {
     numbers->reserve<std::int32_t>(rows);
   }
@@ -94,6 +96,7 @@ void ForwardPass::prepare(const RowBatch& batch, const KvCache& kv, ExitState* e
   arguments.rows = rows_.as<QueryRow>();
   arguments.positions = positions_.as<std::int32_t>();
   arguments.mask_positions = context_.fault == Fault::contiguous_causal_mask ? mask_positions_.as<std::int32_t>() : nullptr;
+  arguments.written = context_.fault == Fault::plane_not_truncated ? written_rows_.as<QueryRow>() : nullptr;
   arguments.tokens = tokens_.as<std::int32_t>();
   arguments.sources_of_states = sources_of_states_.as<std::int32_t>();
   arguments.targets_of_states = targets_of_states_.as<std::int32_t>();
@@ -108,7 +111,7 @@ std::uint64_t ForwardPass::address_version() const {
   std::uint64_t growths = 0;
   for (const GrowableBuffer* buffer :
        {&stream_rows_, &previous_, &output_, &normed_, &qkv_, &attended_, &projected_, &gate_up_, &activated_, &scores_, &attention_workspace_,
-        &attention_logits_, &row_sources_, &rows_, &dense_rows_, &reference_rows_, &sparse_rows_, &positions_, &tokens_, &sources_of_states_,
+        &attention_logits_, &row_sources_, &rows_, &written_rows_, &dense_rows_, &reference_rows_, &sparse_rows_, &positions_, &tokens_, &sources_of_states_,
         &targets_of_states_}) {
     growths += buffer->growths();
   }
@@ -128,6 +131,7 @@ void ForwardPass::run(const RowBatch& batch, KvCache& kv, const ReferenceStore* 
   Bfloat16* const projected = projected_.as<Bfloat16>();
   const std::int64_t qkv_stride = 3 * static_cast<std::int64_t>(width_);
   const auto* positions = positions_.as<std::int32_t>();
+  GrowableBuffer& written = context_.fault == Fault::plane_not_truncated ? written_rows_ : rows_;
   const auto* rope_cosine = context_.rope->cosine.as<Bfloat16>();
   const auto* rope_sine = context_.rope->sine.as<Bfloat16>();
   const auto seen = [&](std::string_view operation, int layer, const Bfloat16* values, std::int64_t stride, int width) {
@@ -171,7 +175,7 @@ void ForwardPass::run(const RowBatch& batch, KvCache& kv, const ReferenceStore* 
     rope(qkv, qkv_stride, positions, rope_cosine, rope_sine, rows, rotated_heads, model.head_dim, stream);
     seen("rope.q", layer, qkv, qkv_stride, width_);
     seen("rope.k", layer, qkv + width_, qkv_stride, width_);
-    kv_append(qkv + width_, qkv + 2 * width_, qkv_stride, rows_.as<QueryRow>(), kv.view(), layer, rows, stream);
+    kv_append(qkv + width_, qkv + 2 * width_, qkv_stride, written.as<QueryRow>(), kv.view(), layer, rows, stream);
     attention(batch, layer, kv, references, numeric_fault, observer);
     seen("attention.output", layer, attended_.as<Bfloat16>(), width_, width_);
     project(attended_.as<Bfloat16>(), w.o_proj, projected, width_, model.hidden);

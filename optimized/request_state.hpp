@@ -6,7 +6,9 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,6 +17,7 @@
 #include "models/trace.hpp"
 #include "optimized/kv/reference_store.hpp"
 #include "optimized/runtime/device_allocator.hpp"
+#include "optimized/snapshot.hpp"
 
 namespace loopgauge::optimized {
 
@@ -45,6 +48,8 @@ struct LiveRow {
   int completed = 0;                                     // loops issued
   int reference = -1;                                    // slot of its own attention reference state, from loop 2 on; negative: none
   ReferenceStore::Key key;
+  int state = 0;                                         // its place among the request's decode states, the same until it is gone
+  bool drawn = false;                                    // its token was drawn from a draft's distribution, which is kept at that place
 };
 
 struct RequestState {
@@ -62,15 +67,19 @@ struct RequestState {
   int leased_windows = 0;                                // published ones that the request reads
   int committed = 0;                                     // positions that have been issued through their last loop; 0 before the prompt is complete
   int encoded = 0;                                       // encoded frontier reached so far
-  int encoded_ahead = 0;                                 // end of what is encoded beyond it beside its BF16 rows: for later rows of a round, by a planted fault
+  int encoded_ahead = 0;                                 // end of what is encoded beyond it beside its BF16 rows: for later rows of a round, before it
+                                                         // is decided, by a planted fault
+  int unreadable = kNoPosition;                          // encoded positions from here on are read as BF16 until they are encoded again (S-SPEC-9)
   std::uint64_t incarnations = 0;
   bool stopped = false;                                  // EOS was emitted and has been read
   bool finished = false;                                 // nothing more runs, what has not been read is dropped, nothing is held
   bool cancelled = false;                                // finished before its end; what was decided for its windows is still recorded
   std::vector<std::byte> snapshot;                       // of a preempted request
   DecodeRow row;
-  std::vector<LiveRow> live;                             // of the round that has begun, by ascending position
+  std::vector<LiveRow> live;                             // of the round or pipeline that is on its way, at consecutive positions from the pending one
   std::optional<std::pair<int, ReferenceStore::Key>> previous_reference;  // kept by a planted fault
+  std::map<int, std::pair<int, ReferenceStore::Key>> stale_references;    // by position: of rows that were given up, kept by a planted fault
+  std::set<int> stale_rows;                              // positions whose rows of loop 3 a planted fault takes for those of whoever comes to stand there
   RequestRecord record;                                  // filled as results are read
 
   int fed_limit() const { return capacity - prompt_length; }

@@ -15,7 +15,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "snapshots are little-endian");
 
 constexpr std::string_view kMagic = "LGSNAPSH";
-constexpr std::uint32_t kVersion = 1;
+constexpr std::uint32_t kVersion = 2;
 constexpr std::size_t kDigestOffset = 32, kDigestBytes = 64, kHeaderBytes = kDigestOffset + kDigestBytes;
 constexpr std::array<std::string_view, 4> kExtentNames{"layers", "heads", "head_dim", "hidden"};
 
@@ -122,6 +122,8 @@ void describe(Visitor& visit, State& state) {
   visit(state.complete_windows);
   visit(state.committed);
   visit(state.encoded);
+  visit(state.encoded_ahead);
+  visit(state.unreadable);
   visit(state.incarnations);
   visit(state.kv.max_positions);
   visit(state.kv.maps);

@@ -15,6 +15,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string>
 #include <vector>
@@ -42,6 +43,8 @@ struct SnapshotOwner {
   bool operator==(const SnapshotOwner&) const = default;
 };
 
+inline constexpr std::int32_t kNoPosition = std::numeric_limits<std::int32_t>::max();
+
 // A prompt window between two loops. Its hidden rows, scores and active positions are payload.
 struct WindowSnapshot {
   std::int32_t window = 0;
@@ -52,6 +55,8 @@ struct WindowSnapshot {
 // Everything of a request but its bytes on the device.
 struct RequestSnapshot {
   std::int32_t complete_windows = 0, committed = 0, encoded = 0;
+  std::int32_t encoded_ahead = 0;           // blocks from `encoded` to here exist beside their BF16 rows
+  std::int32_t unreadable = kNoPosition;    // of these, positions from here on are read as BF16
   std::uint64_t incarnations = 0;  // tokens that have begun
   KvLayout kv;
   std::vector<WindowSnapshot> windows;

@@ -23,6 +23,10 @@ __global__ void prepare_rows_kernel(PrepareRowsArguments a) {
   }
   const QueryRow row{live ? source.request : -1, position, source.loop, source.encoded_frontier, source.reference};
   a.rows[i] = row;
+  if (a.written != nullptr) {
+    a.written[i] = row;
+    if (source.unwritten != 0) a.written[i].request = -1;
+  }
   a.positions[i] = position;
   if (a.mask_positions != nullptr) a.mask_positions[i] = source.positions != nullptr ? source.origin + source.position : position;
   const std::int32_t place = live ? position - source.origin : -1;

@@ -22,7 +22,7 @@ struct RowSource {
   std::int32_t origin = 0;                         // the row's place in its states is its position minus this
   std::int32_t last_loop = kLoops;                 // decode rows at loop 1: loops that the row executes at most
   std::int32_t gate_decides = 0;                   // decode rows at loop 1: the exit gate may end the row earlier
-  std::int32_t padding = 0;
+  std::int32_t unwritten = 0;                      // 1: K and V of the row stay what they are (planted fault)
   const std::int32_t* positions = nullptr;         // on the device: positions that a selection found; null: `position` is absolute
 };
 
@@ -45,6 +45,7 @@ struct PrepareRowsArguments {
   QueryRow* rows = nullptr;                        // [count]; padding and rows that have ended: request -1
   std::int32_t* positions = nullptr;               // [count]; padding: 0
   std::int32_t* mask_positions = nullptr;          // [count] or null: position of compact row i as if rows were contiguous (planted fault)
+  QueryRow* written = nullptr;                     // [count] or null: rows whose K and V are written, the others as padding (planted fault)
   std::int32_t* tokens = nullptr;                  // [count] loop 1: id; -1 otherwise
   std::int32_t* sources_of_states = nullptr;       // [count] place of the row in its states from loop 2 on; -1 otherwise
   std::int32_t* targets_of_states = nullptr;       // [count] place of the row in its states; -1: nothing is stored
@@ -55,7 +56,8 @@ struct PrepareRowsArguments {
 
 // Specification clause and reference counterpart: S-PLAN-9, S-EXIT-3, S-ASYNC-2, S-ASYNC-3; the bookkeeping of reference/run/request_life.
 // Shapes and layouts: above.
-// Requires: at most one decode row of a request; positions of a selection complete in stream order.
+// Requires: decode rows of one request, of which speculation has several, execute the same number of loops at most; positions of a selection
+//   complete in stream order.
 // Numerics: integers only. Sets the activity bits of (position, loop) of every live row, starts the exit state of decode rows at loop 1.
 // Determinism: rows write their own elements; activity bits are joined with or.
 // Launch: one thread a row.
