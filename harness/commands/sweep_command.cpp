@@ -134,7 +134,7 @@ void select_executors(Sweep& sweep, int jobs, int device_jobs) {
   }
   // The optimized column is compared with the reference, so it needs one even where no reference column is asked for.
   const bool needs_reference =
-      sweep.request.executors != ExecutorChoice::optimized || (device.available && !sweep.request.runner.quality_only);
+      sweep.request.executors != ExecutorChoice::optimized || (device.available && sweep.request.runner.measure == Measure::everything);
   if (needs_reference) {
     const int lanes = jobs > 0 ? jobs : std::min(host_info().threads, kMostDefaultLanes);
     for (int i = 0; i < lanes; ++i) {
@@ -168,7 +168,7 @@ ReportMeta make_meta(const Sweep& sweep, const SweepOptions& options, const Case
   meta.executors = to_string(request.executors);
   meta.mutant = request.mutant == Fault::none ? "" : to_string(request.mutant);
   nlohmann::json configuration{{"repeat_with_taps", request.runner.repeat_with_taps}, {"reference_profile", "declared"}};
-  if (request.runner.quality_only) configuration["measure"] = "quality";
+  if (request.runner.measure != Measure::everything) configuration["measure"] = to_string(request.runner.measure);
   if (request.runner.time_runs > 0) configuration["time_runs"] = request.runner.time_runs;
   meta.configuration = configuration.dump();
   meta.command_line = command_line();
@@ -198,15 +198,14 @@ void prepare(Sweep& sweep, const SweepOptions& options) {
     require_fault_in(request.mutant, to_string(request.executors));
   }
   request.set = selection.set.empty() ? "traces" : selection.set;
-  if (options.measure != "everything" && options.measure != "quality")
-    throw ConfigError("--measure '" + options.measure + "' is not one of: everything, quality");
-  request.runner.quality_only = options.measure == "quality";
-  if (request.runner.quality_only && (options.repeat || request.mutant != Fault::none))
-    throw ConfigError("--measure quality judges no bits: it goes without --repeat and --mutant");
+  request.runner.measure = parse_measure(options.measure);
+  const bool everything = request.runner.measure == Measure::everything, quality = request.runner.measure == Measure::quality;
+  if (!everything && (options.repeat || request.mutant != Fault::none))
+    throw ConfigError("--measure " + options.measure + " leaves out what --repeat and --mutant need: it goes without them");
   request.runner.time_runs = options.time_runs;
-  if (options.time_runs > 0 && (request.executors == ExecutorChoice::reference || request.runner.quality_only || request.mutant != Fault::none))
+  if (options.time_runs > 0 && (request.executors == ExecutorChoice::reference || quality || request.mutant != Fault::none))
     throw ConfigError("--time-runs times the optimized column of a judged sweep: it goes without --executor reference, --measure quality and --mutant");
-  request.runner.repeat_with_taps = !request.runner.quality_only && (options.repeat || request.set == "smoke");
+  request.runner.repeat_with_taps = everything && (options.repeat || request.set == "smoke");
   request.runner.drift.seed = options.seed;
 
   sweep.checkpoint = load_checkpoint(options.checkpoint.empty() ? default_checkpoint() : std::filesystem::path(options.checkpoint));
@@ -348,7 +347,8 @@ void add_sweep_command(CLI::App& app, int& exit_code) {
   command
       ->add_option(
           "--measure", options->measure,
-          "everything, or quality: record logits only and measure drift from dense, without audit and comparison with the reference")
+          "everything; quality: record logits only and measure drift from dense; modes: every mode against the executor's own serial run. The last two go "
+          "without audit and comparison with the reference")
       ->type_name("WORD")
       ->capture_default_str();
   CLI::Option* mutant =

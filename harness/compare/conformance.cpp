@@ -261,6 +261,16 @@ FreeRunVerdict judge_free_run(const Trace& trace, const RunRecord& expected, con
           .kind = DecisionKind::argmax, .request = static_cast<int>(i), .position = e.prompt_length - 1 + static_cast<int>(row)};
       const bool flips = std::any_of(candidate.flips.begin(), candidate.flips.end(),
                                      [&](const Flip& flip) { return flip.explained && acts_on(flip, divergence); });
+      if (trace.requests[i].temperature != 0.0f) {
+        double moved = 0;  // a draw depends on every logit of its row, and in a speculating run on the draft's, which no record holds
+        for (std::size_t v = 0; v < p.size(); ++v) moved = std::fmax(moved, std::fabs(double{q[v]} - double{p[v]}));
+        explained = moved <= limit || flips;
+        text += " (" + std::to_string(come) + " drawn instead of " + std::to_string(lost) + "): a logit of the row moved by " + significant(moved, 4) +
+                ", noise up to " + significant(limit, 4) + (flips ? ", and other decisions flipped before" : "");
+        verdict.unexplained += !explained;
+        if (verdict.text.empty() || (!explained && verdict.unexplained == 1)) verdict.text = text;
+        continue;
+      }
       explained = margin <= of_lost + of_come && (std::fmax(of_lost, of_come) <= limit || flips);
       text += " (" + std::to_string(come) + " instead of " + std::to_string(lost) + "): margin " + significant(margin, 4) +
               ", the two logits moved by " + significant(of_lost + of_come, 4) + ", noise up to " + significant(limit, 4) +

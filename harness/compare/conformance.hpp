@@ -98,7 +98,8 @@ struct FreeRunVerdict {
 };
 // `limit`: largest move of a logit that counts as noise; a larger one is explained by a flip of another decision in the causal past of the
 // divergence. `candidate`: flips of the candidate under the reference's tokens, explained; up to the divergence they are those of the free
-// run too. `reordered`, `exact`: of the yardsticks under the same tokens; with greedy tokens a run leaves where it first flips an argmax.
+// run too. Of a request that draws its tokens every logit of the row counts: that its token follows from them is the audit's rule.
+// `reordered`, `exact`: of the yardsticks under the same tokens; with greedy tokens a run leaves where it first flips an argmax.
 FreeRunVerdict judge_free_run(const Trace& trace, const RunRecord& expected, const RunRecord& actual, double limit,
                               const Decisions& candidate, const Decisions& reordered, const Decisions& exact);
 

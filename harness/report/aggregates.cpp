@@ -245,6 +245,15 @@ std::vector<AcceptanceSummary> acceptance_summaries(const Report& report) {
       if (counter.name == "verify_rows") summary.verify_loops += counter.value;
       if (counter.name == "rejected_rows") summary.rejected_loops += counter.value;
     }
+    std::int64_t repetitions = 0;
+    for (const TimingRow& timing : row.timings) {
+      if (timing.phase == "draft") summary.draft_seconds += timing.seconds, ++repetitions;
+      if (timing.phase == "verify") summary.verify_seconds += timing.seconds;
+      if (timing.phase == "accept") summary.accept_seconds += timing.seconds;
+    }
+    for (const AcceptanceRow& entry : row.acceptance) {
+      summary.timed_tokens += repetitions * entry.rounds_emitting_this_many * (entry.draft_position + 1);
+    }
     for (const DriftRow& drift : row.drift) {
       auto& [sum, rows] = drifts[key];
       sum += drift.kl;

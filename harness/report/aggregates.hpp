@@ -95,6 +95,8 @@ struct AcceptanceSummary {
   double dense_kl = kNotApplicable;      // mean KL of all logits rows to the dense run
   std::int64_t doubled_bytes = 0;        // most of a case: BF16 of encoded positions that a round still reads as BF16
   std::int64_t rewritten_rows = 0;       // positions of sealed blocks encoded again after a rejection
+  double draft_seconds = 0, verify_seconds = 0, accept_seconds = 0;  // of the cases that measured them
+  std::int64_t timed_tokens = 0;         // emitted by rounds of those cases, as often as they were timed
   // Verification rows against serial rows of the same tokens, where the timing allows a difference.
   std::int64_t divergent_rows = 0, flips = 0;
   double kl_max = kNotApplicable;

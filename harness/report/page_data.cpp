@@ -320,10 +320,15 @@ Json acceptance_json(const Report& report, std::size_t text_bytes) {
       positions.push_back(Json::array(
           {position.drafted, position.accepted, interval({rate.value, rate.low, rate.high}), position.rounds, position.divergences}));
     }
+    Json seconds = Json::array();  // draft, verification, acceptance; empty where they were not measured
+    for (const double phase : {summary.draft_seconds, summary.verify_seconds, summary.accept_seconds}) {
+      if (summary.timed_tokens > 0) seconds.push_back(number(phase / static_cast<double>(summary.timed_tokens)));
+    }
     list.push_back({{"executor", clipped(summary.executor, text_bytes)},
                     {"mode", clipped(summary.mode + (summary.timing.empty() ? "" : ", " + summary.timing), text_bytes)},
                     {"cases", summary.cases},
                     {"mean_emitted", number(summary.mean_emitted)},
+                    {"seconds_per_token", std::move(seconds)},
                     {"positions", std::move(positions)}});
   }
   return list;

@@ -126,10 +126,9 @@ void print_acceptance(const Report& report, std::ostream& out) {
   if (summaries.empty()) return;
   out << "\nSpeculation: candidates accepted by place in a round, of the rounds that verified one there, with 95 % intervals (Wilson);\n"
          "loops a token in drafts, in verification and of these in vain (serial: 4 in all); where the timing of the encoding lets them differ,\n"
-         "verification rows against serial rows of the same tokens; KL in nats\n";
-  TextTable table({"mode", "encoding", "executor", "cases", "rounds", "tokens / round", "accepted by place", "draft + verify, in vain", "dense KL", "held twice",
-                   "rewritten", "rows compared",
-                   "argmax flips", "KL max", "other tokens"});
+         "verification rows against serial rows of the same tokens; KL in nats; times on the device, where they were measured\n";
+  TextTable table({"mode", "encoding", "executor", "cases", "rounds", "tokens / round", "accepted by place", "draft + verify, in vain",
+                   "ms / token: draft + verify + accept", "dense KL", "held twice", "rewritten", "rows compared", "argmax flips", "KL max", "other tokens"});
   for (const AcceptanceSummary& summary : summaries) {
     std::string places;
     std::int64_t rounds = 0, other = 0;
@@ -142,12 +141,16 @@ void print_acceptance(const Report& report, std::ostream& out) {
                 short_number(100.0 * rate.high, 3) + ")";
     }
     const bool compared = summary.divergent_rows > 0;
+    const auto milliseconds = [&](double seconds) { return short_number(1e3 * seconds / static_cast<double>(summary.timed_tokens), 3); };
     const auto per_token = [&](std::int64_t loops) { return short_number(static_cast<double>(loops) / static_cast<double>(summary.tokens), 3); };
     table.add({summary.mode, summary.timing.empty() ? "-" : summary.timing, summary.executor, std::to_string(summary.cases), std::to_string(rounds),
                short_number(summary.mean_emitted, 3), places.empty() ? "-" : places,
                summary.draft_loops + summary.verify_loops == 0 || summary.tokens == 0
                    ? "-"
                    : per_token(summary.draft_loops) + " + " + per_token(summary.verify_loops) + ", " + per_token(summary.rejected_loops),
+               summary.timed_tokens == 0 ? "-"
+                                         : milliseconds(summary.draft_seconds) + " + " + milliseconds(summary.verify_seconds) + " + " +
+                                               milliseconds(summary.accept_seconds),
                short_number(summary.dense_kl),
                summary.doubled_bytes == 0 ? "-" : byte_count(summary.doubled_bytes),
                summary.rewritten_rows == 0 ? "-" : std::to_string(summary.rewritten_rows),

@@ -164,7 +164,7 @@ struct DivergenceRow {
 };
 
 struct TimingRow {
-  std::string phase;  // "run": the whole case on this executor
+  std::string phase;  // "run": the whole case on this executor; "draft", "verify", "accept": of a speculating run, on the device
   std::int64_t repetition = 0;
   double seconds = kNotApplicable;
   double floor_seconds = kNotApplicable;  // bytes over the read ceiling, or FLOPs over the compute ceiling, of the same run

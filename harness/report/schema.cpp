@@ -201,7 +201,7 @@ std::span<const Column<MemoryRow>> columns() {
 template <>
 std::span<const Column<TimingRow>> columns() {
   static constexpr Column<TimingRow> list[] = {
-      {"phase", "", "What was timed", &TimingRow::phase},
+      {"phase", "", "What was timed: run, the whole case; draft, verify, accept of a speculating run, between events on the device", &TimingRow::phase},
       {"repetition", "1", "Repetition, from 0", &TimingRow::repetition},
       {"seconds", "s", "Wall time", &TimingRow::seconds},
       {"floor_seconds", "s", "Time that the bytes or FLOPs need at the ceilings measured in the same run", &TimingRow::floor_seconds, 1},

@@ -40,8 +40,6 @@ class CaseRunner::CountingTap : public Tap {
 
 namespace {
 
-constexpr std::string_view kRunPhase = "run";
-
 bool is_dense(const AlgorithmConfig& config) { return settings_text(config) == settings_text(AlgorithmConfig{}); }
 
 Case with_mode(const Case& value, std::string_view mode) {
@@ -133,6 +131,22 @@ void set_time(CaseResult& row, double seconds) {
 
 }  // namespace
 
+std::string_view to_string(Measure measure) {
+  switch (measure) {
+    case Measure::everything: return "everything";
+    case Measure::quality: return "quality";
+    case Measure::modes: return "modes";
+  }
+  throw InternalError("unknown measure");
+}
+
+Measure parse_measure(std::string_view text) {
+  for (const Measure measure : {Measure::everything, Measure::quality, Measure::modes}) {
+    if (text == to_string(measure)) return measure;
+  }
+  throw ConfigError("--measure '" + std::string(text) + "' is not one of: everything, quality, modes");
+}
+
 CaseRunner::CaseRunner(Executor& executor, const Checkpoint& checkpoint, DenseBaselines& baselines, CaseRunnerOptions options)
     : executor_(executor), checkpoint_(checkpoint), baselines_(baselines), options_(std::move(options)) {}
 
@@ -173,7 +187,7 @@ CaseRunner::Run CaseRunner::run_all_groups(const Case& value, const Trace& trace
 
 void CaseRunner::judge_record(const Case& value, const Trace& trace, const RunRecord& record, CaseResult& row) {
   const EffectiveConfig config = resolve(value);
-  row.checks.push_back(audit_check(audit(record, trace, config, checkpoint_, options_.audit)));
+  if (options_.measure == Measure::everything) row.checks.push_back(audit_check(audit(record, trace, config, checkpoint_, options_.audit)));
   const std::shared_ptr<const RunRecord> dense = baselines_.get(trace.name, [&] {
     if (is_dense(value.config)) return logits_only(record);
     Case baseline;
@@ -321,12 +335,15 @@ void CaseRunner::measure_time(const Case& value, const Trace& trace, CaseResult&
   RunOptions options;
   options.record = {.logits = false};
   std::vector<double> seconds;
+  std::vector<TimingRow> timings;
   for (int repetition = -1; repetition < options_.time_runs; ++repetition) {
     const Run timed = run(executor_, value, trace, options);
-    if (repetition >= 0) seconds.push_back(timed.seconds);
+    if (repetition < 0) continue;
+    timings.push_back({std::string(kRunPhase), repetition, timed.seconds});
+    add_speculation_times(timings, timed.record, repetition);
+    seconds.push_back(timed.seconds);
   }
-  row.timings.clear();
-  for (const double each : seconds) row.timings.push_back({std::string(kRunPhase), std::ssize(row.timings), each});
+  row.timings = std::move(timings);
   std::sort(seconds.begin(), seconds.end());
   row.seconds = percentile_of_sorted(seconds, 0.5);
 }
@@ -347,7 +364,7 @@ void CaseRunner::measure_quality(const Case& value, const Trace& trace, CaseResu
 }
 
 void CaseRunner::judge_or_throw(const Case& value, const Trace& trace, const Companions& companions, CaseResult& row) {
-  if (options_.quality_only) return measure_quality(value, trace, row);
+  if (options_.measure == Measure::quality) return measure_quality(value, trace, row);
   DenseBaselines::Claim claim;
   if (value.mode == ModeSpec{} && is_dense(value.config)) claim = baselines_.claim(trace.name);
   const EffectiveConfig config = resolve(value);
@@ -361,6 +378,7 @@ void CaseRunner::judge_or_throw(const Case& value, const Trace& trace, const Com
   Run actual = run_all_groups(value, trace, tapped ? &tap : nullptr);
   row.digests = digest_rows(actual.digests);
   set_time(row, actual.seconds);
+  add_speculation_times(row.timings, actual.record, 0);
   set_counters(row, actual.record.counters);
   set_handoffs(row, actual.record.handoffs);
   if (claim) claim.fulfil(logits_only(actual.record));

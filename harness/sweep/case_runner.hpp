@@ -21,6 +21,19 @@
 
 namespace loopgauge::harness {
 
+// What a sweep wants to know.
+enum class Measure {
+  everything,  // all checks
+  // Drift and the predicted memory ratio only: logits are all that is recorded, and nothing is compared with the specification or the
+  // reference. The dense run is one in the case's own mode. For quality over many settings (reports/quality).
+  quality,
+  // Every mode against the executor's own serial run of the same settings, with what modes promise and report; no audit, no comparison with
+  // the reference. For speculation over long traces (reports/speculation).
+  modes,
+};
+std::string_view to_string(Measure measure);
+Measure parse_measure(std::string_view text);  // throws ConfigError listing the words
+
 struct CaseRunnerOptions {
   // Require that a second run with taps attached has the same bits. A plan that must equal the serial one is run with taps in the first
   // place; only where that does not suffice is a case run twice. Where bits differ, one more run without taps tells taps that change
@@ -29,9 +42,7 @@ struct CaseRunnerOptions {
   // Once every row is judged and nothing else runs, repeat each passed row of the optimized column that often for its times: without taps and
   // without recording, after one repetition that is not counted. At least 3, or 0: the time of the judged run, which records, is all there is.
   int time_runs = 0;
-  // Measure drift and the predicted memory ratio only: logits are all that is recorded, and nothing is compared with the specification or
-  // the reference. The dense run is one in the case's own mode. For quality over many settings (reports/quality).
-  bool quality_only = false;
+  Measure measure = Measure::everything;
   DriftOptions drift;
   AuditOptions audit;
 };

@@ -121,6 +121,13 @@ void decide(CaseResult& result) {
   }
 }
 
+void add_speculation_times(std::vector<TimingRow>& timings, const RunRecord& record, std::int64_t repetition) {
+  if (!record.speculation_times) return;
+  const SpeculationTimes& times = *record.speculation_times;
+  const std::pair<const char*, double> phases[] = {{"draft", times.draft}, {"verify", times.verify}, {"accept", times.accept}};
+  for (const auto& [phase, seconds] : phases) timings.push_back({phase, repetition, seconds});
+}
+
 void set_counters(CaseResult& result, const RunCounters& counters) {
   result.counters.clear();
   for (const RunCounterField& field : run_counter_fields()) result.counters.push_back({std::string(field.name), counters.*field.member});

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "harness/interrupt.hpp"
+#include "harness/sweep/checks.hpp"
 #include "harness/sweep/conformance_baseline.hpp"
 #include "harness/sweep/dense_baselines.hpp"
 #include "harness/sweep/mode_checks.hpp"
@@ -160,7 +161,8 @@ class SweepLoop {
   void measure_times() {
     CaseRunner runner(*executors_.optimized.front(), checkpoint_, optimized_baselines_, request_.runner);
     for (CaseResult& row : report_.cases) {
-      const bool timed = std::ssize(row.timings) >= request_.runner.time_runs;
+      const auto runs = std::count_if(row.timings.begin(), row.timings.end(), [](const TimingRow& entry) { return entry.phase == kRunPhase; });
+      const bool timed = runs >= request_.runner.time_runs;
       if (stop_ || row.executor != kOptimized || row.status != CaseStatus::passed || timed) continue;
       before_(row, done_, std::ssize(report_.cases));
       const Case& value = case_of(row);
@@ -191,7 +193,7 @@ class SweepLoop {
         units_.push_back({optimized, &trace, settings, {i}, {}});
         ++open_units_[{&trace, optimized}];
       }
-      if (optimized && !request_.runner.quality_only) want_baseline(value, trace, settings);
+      if (optimized && request_.runner.measure == Measure::everything) want_baseline(value, trace, settings);
     }
   }
 
@@ -234,7 +236,7 @@ class SweepLoop {
         }
         for (const Case& base : unit->baselines) make_baseline(executor, runner, base, *unit->trace);
         std::vector<std::string> used;  // as often as rows of the unit used it
-        if (optimized && !request_.runner.quality_only) {
+        if (optimized && request_.runner.measure == Measure::everything) {
           for (const std::size_t i : unit->rows) used.push_back(case_id(baseline_of(case_of(report_.cases[i]))));
         }
         const std::lock_guard lock(mutex_);
@@ -299,7 +301,7 @@ class SweepLoop {
     companions.tapped_later = i != unit.rows.back();
     const Case& value = case_of(row);
     std::optional<ConformanceBaselines::Entry> conformance;
-    if (unit.optimized && !request_.runner.quality_only) {
+    if (unit.optimized && request_.runner.measure == Measure::everything) {
       conformance = conformance_.wait(case_id(baseline_of(value)));
       if (!conformance) return false;
     }
@@ -412,7 +414,7 @@ std::string request_sha256(const SweepRequest& request, const ModelConfig& model
   hash.text(to_string(request.executors));
   hash.text(to_string(request.mutant));
   hash.number(request.runner.repeat_with_taps);
-  if (request.runner.quality_only) hash.text("quality");
+  if (request.runner.measure != Measure::everything) hash.text(to_string(request.runner.measure));
   if (request.runner.time_runs > 0) {
     hash.text("time_runs");
     hash.number(request.runner.time_runs);

@@ -501,6 +501,22 @@ TEST(FreeRun, OnlyTheFirstDivergenceIsJudgedAndOnlyItsPastExplainsIt) {
   EXPECT_FALSE(judge(10.0, {}).passed()) << "its own logits ask for another token";
 }
 
+TEST(FreeRun, ADrawnTokenIsJudgedByEveryLogitOfItsRow) {
+  Trace trace;
+  trace.requests.resize(1);
+  trace.requests[0].temperature = 1.0f;
+  const RunRecord expected = free_record(1);
+  RunRecord actual = expected;
+  actual.requests[0].tokens[1] = 2;  // no logit says so, but a number may
+  const auto judge = [&](double limit) { return judge_free_run(trace, expected, actual, limit, {}, {}, {}); };
+  EXPECT_TRUE(judge(0.1).passed());
+  EXPECT_EQ(judge(0.1).diverged, 1);
+  actual.requests[0].logits.row(1)[0] += 0.25f;
+  EXPECT_FALSE(judge(0.1).passed());
+  EXPECT_TRUE(judge(0.3).passed());
+  EXPECT_NE(judge(0.3).text.find("drawn instead of"), std::string::npos) << judge(0.3).text;
+}
+
 TEST(FreeRun, TheShareOfRequestsThatDivergeHasALimit) {
   Trace trace;
   trace.requests.resize(10);

@@ -116,11 +116,15 @@ TEST(Render, TerminalShowsAcceptanceByTiming) {
     row.drift.clear();
   }
   report.cases[0].id = "block_spec.d2.k2/t0s0q1:rolling:execution_dependent:tail0/a";
+  report.cases[0].timings = {{"run", 0, 1.0}, {"draft", 0, 0.013}, {"verify", 0, 0.026}, {"accept", 0, 0.0026},
+                             {"draft", 1, 0.013}, {"verify", 1, 0.026}, {"accept", 1, 0.0026}};
   report.cases[1].id = "block_spec.d2.k2/t0s0q1:rolling:execution_dependent:tail0:flush=eager/a";
   const auto summaries = acceptance_summaries(report);
   ASSERT_EQ(summaries.size(), 2u);
   EXPECT_EQ(summaries[1].timing, "execution_dependent, eager");
   EXPECT_EQ(summaries[0].tokens, 26) << "1, 2 and 3 tokens of 1, 2 and 7 rounds";
+  EXPECT_EQ(summaries[0].timed_tokens, 52) << "twice";
+  EXPECT_EQ(summaries[1].timed_tokens, 0) << "nobody measured";
   EXPECT_EQ(summaries[0].flips, 1);
   EXPECT_EQ(summaries[0].kl_max, 0.5);
   EXPECT_EQ(summaries[0].rewritten_rows, 3);
@@ -129,6 +133,7 @@ TEST(Render, TerminalShowsAcceptanceByTiming) {
   EXPECT_NE(out.str().find("execution_dependent, eager"), std::string::npos) << out.str();
   EXPECT_NE(out.str().find("90 % (59.6..98.2), 77.8 %"), std::string::npos) << out.str();
   EXPECT_NE(out.str().find("2.31 + 2.31, 0.615"), std::string::npos) << out.str();
+  EXPECT_NE(out.str().find("0.5 + 1 + 0.1"), std::string::npos) << out.str();
 }
 
 TEST(Summary, ConformanceKeepsTheWorstLoopOfTheWorstCase) {

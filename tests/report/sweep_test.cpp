@@ -8,6 +8,7 @@
 #include "harness/planner/planner.hpp"
 #include "harness/report/report_merge.hpp"
 #include "models/error.hpp"
+#include "harness/sweep/mode_checks.hpp"
 #include "tests/report/sweep_fixture.hpp"
 
 namespace loopgauge::harness {
@@ -469,10 +470,37 @@ TEST(Sweep, TimesAreMeasuredByRepetitionAfterEverythingIsJudged) {
   }());
 }
 
+// What an executor measures of drafts, verification and acceptance stands beside the time of the run, in every repetition.
+TEST(Sweep, TimesOfASpeculatingRunAreKeptForEveryRepetition) {
+  SmallSweep sweep(small_traces(), {"serial/t0s0q0/single"});
+  sweep.request.executors = ExecutorChoice::optimized;
+  sweep.request.runner.time_runs = 4;
+  const std::unique_ptr<Executor> candidate = reference::make_reference_executor(sweep.checkpoint);
+  Meddler measuring(*candidate);
+  measuring.on_record = [](RunRecord& record, int, bool) { record.speculation_times = SpeculationTimes{0.5, 0.25, 0.125}; };
+  sweep.executors.optimized = {&measuring};
+  const Report report = sweep.run();
+  ASSERT_EQ(report.cases.size(), 1u);
+  const CaseResult& row = report.cases[0];
+  EXPECT_EQ(row.status, CaseStatus::passed) << row.reason;
+  ASSERT_EQ(row.timings.size(), 16u);
+  for (std::int64_t repetition = 0; repetition < 4; ++repetition) {
+    const TimingRow* rows = &row.timings[static_cast<std::size_t>(4 * repetition)];
+    EXPECT_EQ(rows[0].phase, "run");
+    EXPECT_EQ(rows[1].phase, "draft");
+    EXPECT_EQ(rows[1].seconds, 0.5);
+    EXPECT_EQ(rows[2].phase, "verify");
+    EXPECT_EQ(rows[2].seconds, 0.25);
+    EXPECT_EQ(rows[3].phase, "accept");
+    EXPECT_EQ(rows[3].seconds, 0.125);
+    for (int i = 0; i < 4; ++i) EXPECT_EQ(rows[i].repetition, repetition);
+  }
+}
+
 // Drift alone: logits are recorded, no rule is applied, and the numbers are those of the full sweep.
 TEST(Sweep, QualityMeasuresDriftAndNothingElse) {
   SmallSweep full(small_traces(), {"serial/t0s0q0/*", "serial/t1s1q0/*"}), quality(small_traces(), {"serial/t0s0q0/*", "serial/t1s1q0/*"});
-  quality.request.runner.quality_only = true;
+  quality.request.runner.measure = Measure::quality;
   EXPECT_NE(request_sha256(full.request, full.checkpoint.config), request_sha256(quality.request, quality.checkpoint.config));
   const Report judged = full.run(), measured = quality.run();
   for (const char* id : {"serial/t0s0q0/several", "serial/t1s1q0/several"}) {
@@ -493,11 +521,26 @@ TEST(Sweep, QualityMeasuresDriftAndNothingElse) {
   EXPECT_GT(row_of(measured, "serial/t1s1q0/several").kl_max, 0.0);
 }
 
+// Modes against the executor's own serial run: the checks of modes and their digests, and nothing that needs the specification or the reference.
+TEST(Sweep, ModesAreComparedWithTheirOwnSerialRunAlone) {
+  SmallSweep full(small_traces(), {"serial/t0s0q0/*", "split/t0s0q0/*"}), modes(small_traces(), {"serial/t0s0q0/*", "split/t0s0q0/*"});
+  modes.request.runner.measure = Measure::modes;
+  EXPECT_NE(request_sha256(full.request, full.checkpoint.config), request_sha256(modes.request, modes.checkpoint.config));
+  const Report judged = full.run(), measured = modes.run();
+  const CaseResult &a = row_of(judged, "split/t0s0q0/several"), &b = row_of(measured, "split/t0s0q0/several");
+  EXPECT_EQ(b.status, CaseStatus::passed) << b.reason;
+  EXPECT_EQ(check_of(a, kAuditCheck).status, "passed");
+  EXPECT_TRUE(std::none_of(b.checks.begin(), b.checks.end(), [](const CheckRow& check) { return check.name == kAuditCheck; }));
+  for (const std::string_view name : {kEqualsSerialCheck, kModeCheck, kExecutionsCheck, kDrainCheck})
+    EXPECT_EQ(check_of(b, name).detail, check_of(a, name).detail) << name;
+  EXPECT_EQ(b.digests.size(), a.digests.size());
+}
+
 TEST(Sweep, QualityFailsWhereRowsCannotBeCompared) {
   std::vector<Trace> traces = small_traces();
   traces[0].requests[0].forced.clear();  // free running: nothing is known to follow
   SmallSweep sweep(std::move(traces), {"serial/t0s0q0/*", "serial/t1s0q0/*"});
-  sweep.request.runner.quality_only = true;
+  sweep.request.runner.measure = Measure::quality;
   Meddler meddler(*sweep.reference);
   meddler.on_record = [](RunRecord& record, int, bool) {
     if (record.requests.size() == 2 && !record.config_json.empty() &&

@@ -18,7 +18,7 @@ function acceptanceSection() {
       { head: "rounds that ended here", class: "number", cell: ([, , , count]) => `${formatInteger(count)}${rounds > 0 ? ` (${formatPercent(count / rounds, 0)})` : ""}` },
       { head: "differ from serial", class: "number", cell: ([, , , , count]) => (count > 0 ? el("strong", { class: "bad" }, formatInteger(count)) : "0") },
     ];
-    return el("div", null, el("h3", null, code(group.mode), el("small", null, ` ${group.executor}, ${plural(group.cases, "case")}, ${formatNumber(group.mean_emitted)} tokens a round`)),
+    return el("div", null, el("h3", null, code(group.mode), el("small", null, ` ${group.executor}, ${plural(group.cases, "case")}, ${formatNumber(group.mean_emitted)} tokens a round${group.seconds_per_token.length > 0 ? `, on the device ${group.seconds_per_token.map(formatSeconds).join(" + ")} a token in draft + verification + acceptance` : ""}`)),
       divergences > 0 ? el("p", { class: "notice" }, `${plural(divergences, "emitted token")} differ from serial execution.`) : null,
       scrollable(`Acceptance of ${group.mode}`, table(columns, group.positions, { class: "plot-table", caption: `Acceptance of ${group.mode}` })));
   });
