@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "harness/handoff/host_transport.hpp"
+#include "harness/handoff/local_transport.hpp"
 #include "harness/planner/planner.hpp"
 #include "models/error.hpp"
 #include "tests/reference/executor/modes.hpp"
