@@ -166,7 +166,7 @@ std::shared_ptr<RegionMemory> CudaRun::HandoffSource::take_memory(std::size_t by
     spare_.erase(fitting);
   } else {
     spare_.clear();  // smaller ones
-    memory->device = run_.allocator_.allocate(MemoryCategory::transfer_buffers, std::bit_ceil(std::max(bytes, kRegionAlignment)));
+    memory->device = run_.allocator_.allocate_shareable(MemoryCategory::transfer_buffers, std::bit_ceil(std::max(bytes, kRegionAlignment)));
   }
   return memory;
 }

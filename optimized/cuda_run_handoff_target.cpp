@@ -94,7 +94,7 @@ std::vector<handoff::Memory> CudaRun::HandoffTarget::reserve(int request, const 
     memory.bytes += (region.capacity + kRegionAlignment - 1) / kRegionAlignment * kRegionAlignment;
   }
   const bool on_host = run_.options_.region_memory == handoff::MemoryPlace::host;
-  memory.device = run_.allocator_.allocate(MemoryCategory::transfer_buffers, memory.bytes);
+  memory.device = run_.allocator_.allocate_shareable(MemoryCategory::transfer_buffers, memory.bytes);
   if (on_host) memory.host.resize(memory.bytes);
   const std::size_t rows = positions_of_rows(reservation.regions);
   reservation.scratch = run_.allocator_.allocate(
