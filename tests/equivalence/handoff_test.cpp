@@ -51,7 +51,7 @@ class CudaHandoffTest : public ExecutorTest {
       EXPECT_EQ(whole.requests[i].executions, handed.requests[i].executions) << what << ", request " << i;
       EXPECT_EQ(whole.requests[i].tokens, handed.requests[i].tokens) << what << ", request " << i;
     }
-    EXPECT_EQ(handed.counters.executed_rows - handed.counters.discarded_rows, whole.counters.executed_rows) << what;
+    EXPECT_EQ(handed.counters.executed_rows - handed.counters.discarded_rows - handed.counters.rejected_rows, whole.counters.executed_rows) << what;
     EXPECT_EQ(describe(handed.held_at_drain), "") << what;
     EXPECT_EQ(handed.handoffs.size(), whole.requests.size()) << what;
     for (const HandoffRecord& handoff : handed.handoffs) {
@@ -95,6 +95,19 @@ TEST_F(CudaHandoffTest, EveryScheduleAndModifierGivesTheSame) {
       if (async) {
         EXPECT_EQ(handed.counters.host_reads, 0) << what;
       }
+    }
+  }
+}
+
+TEST_F(CudaHandoffTest, SpeculationAfterItCommitsTheBitsOfASerialRun) {
+  for (const char* name : {"spec-flush", "greedy"}) {
+    Trace trace = shipped(name);
+    for (const Setting& setting : kAllPolicies) {
+      const EffectiveConfig config = config_of(setting);
+      const RunRecord whole = run(*executor_, trace, config);
+      const RunRecord handed = run(*over_device_, trace, config, {.record = RecordGroups::all()}, "block_spec.d2.k4+pd");
+      expect_handed(whole, handed, config, std::string(name) + ", " + text(setting));
+      EXPECT_GT(handed.counters.speculation_rounds, 0) << name << ", " << text(setting);
     }
   }
 }

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Two processes hand a case over, and one of them is killed at a random moment: the other must end by itself, soon, with a sentence that says so and
-nothing held; then two fresh ones must do the whole case. With a GPU its memory must be what it was.
+nothing held; then two fresh ones must do the whole case, with the digests of a run in one process. On a GPU that nobody else uses its memory must be
+what it was.
 
-usage: kill_sides.py PROGRAM [--executor NAME] [--kills N] [--at-once N] [--case CASE] [--seed N]
+usage: kill_sides.py PROGRAM [--executor NAME] [--kills N] [--at-once N] [--case CASE] [--seed N] [--device-memory GPU] [--seconds N]
 """
 import argparse
 import concurrent.futures
@@ -34,7 +35,12 @@ def whole(options, folder):
         raise AssertionError(f"undisturbed: serve {serve.returncode}, send {send.returncode}\n{out}\n{sent}")
     if "held at the end: nothing" not in out or "held at the end: nothing" not in sent:
         raise AssertionError(f"something is held at the end\n{out}\n{sent}")
-    return [line for line in out.splitlines() if "/whole" not in line], time.monotonic() - begin
+    return digests(out), time.monotonic() - begin
+
+
+def digests(text):
+    words = [line.split() for line in text.splitlines()]
+    return {pair[1]: pair[0] for pair in words if len(pair) == 2 and len(pair[0]) == 64}
 
 
 def kill_one(options, folder, number, delay, victim):
@@ -62,9 +68,9 @@ def kill_one(options, folder, number, delay, victim):
     return None
 
 
-def device_memory():
-    query = subprocess.run(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"], capture_output=True, text=True, check=True)
-    return sum(int(line) for line in query.stdout.split())
+def device_memory(device):
+    query = subprocess.run(["nvidia-smi", "-i", device, "--query-gpu=memory.used", "--format=csv,noheader,nounits"], capture_output=True, text=True, check=True)
+    return int(query.stdout)
 
 
 def main():
@@ -75,27 +81,34 @@ def main():
     parser.add_argument("--at-once", type=int, default=1)
     parser.add_argument("--case", default="wcpb/t1s1q1:streaming:serial_aligned:w64/four")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--device-memory", metavar="GPU", help="compare this GPU's memory before and after, by nvidia-smi")
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin no kill after so long")
     options = parser.parse_args()
     draw = random.Random(options.seed)
-    on_device = options.executor == "optimized"
+    end = time.monotonic() + options.seconds
     with tempfile.TemporaryDirectory() as folder:
+        run = subprocess.run([options.program, "run", options.case, "--executor", options.executor, "--digest"], capture_output=True, text=True, check=True)
         expected, seconds = whole(options, folder)
-        before = device_memory() if on_device else 0
+        faults = []
+        if any(digests(run.stdout)[name] != digest for name, digest in expected.items()) or len(expected) < 8:
+            faults.append("two processes compute something else than one")
+        before = device_memory(options.device_memory) if options.device_memory else 0
         jobs = [(number, draw.uniform(0.0, 1.1 * seconds), draw.choice(["serve", "send"])) for number in range(options.kills)]
         with concurrent.futures.ThreadPoolExecutor(options.at_once) as pool:
-            faults = [fault for fault in pool.map(lambda job: kill_one(options, folder, *job), jobs) if fault]
-        for fault in faults:
-            print(fault)
+            done = list(pool.map(lambda job: kill_one(options, folder, *job) if time.monotonic() < end else "", jobs))
+        kills = sum(fault != "" for fault in done)
+        faults += [fault for fault in done if fault]
         if whole(options, folder)[0] != expected:
             faults.append("two fresh processes computed something else afterwards")
-            print(faults[-1])
-        if on_device:
+        if options.device_memory:
             time.sleep(1)
-            after = device_memory()
+            after = device_memory(options.device_memory)
             print(f"device memory in use: {before} MiB before, {after} MiB after")
             if after > before:
                 faults.append("device memory is lost")
-        print(f"{options.kills} kills, {len(faults)} faults; the whole case takes {seconds:.2f} s")
+        for fault in faults:
+            print(fault)
+        print(f"{kills} kills, {len(faults)} faults; the whole case takes {seconds:.2f} s")
     return 1 if faults else 0
 
 
