@@ -233,8 +233,8 @@ void add_serve(CLI::App& pd, int& exit_code) {
   command->add_flag("--digest", options->digest,
                     "Print SHA-256 digests of the results, those of loopgauge run --digest for a run without a handoff");
   command->footer("Example, in two shells:\n"
-                  "  loopgauge pd serve wcpb/t1s1q1:rolling:serial_aligned/needle-1k --socket /tmp/handoff --digest\n"
-                  "  loopgauge pd send wcpb/t1s1q1:rolling:serial_aligned/needle-1k --socket /tmp/handoff\n"
+                  "  loopgauge pd serve wcpb/t1s1q1:rolling:serial_aligned/needle-1k --socket handoff.socket --digest\n"
+                  "  loopgauge pd send wcpb/t1s1q1:rolling:serial_aligned/needle-1k --socket handoff.socket\n"
                   "Exit code 3 when a request does not come, with the reason: the other side was refused, has failed, is gone or slower than the lease.");
   command->callback([options, &exit_code] {
     const Subject subject = read_subject(*options);
@@ -345,8 +345,8 @@ void add_pd_command(CLI::App& app, int& exit_code) {
   pd->require_subcommand(1);
   pd->footer(
       "Examples:\n"
-      "  loopgauge pd serve wcpb/t1s1q1:rolling:serial_aligned/needle-1k --socket /tmp/handoff --digest\n"
-      "  loopgauge pd send wcpb/t1s1q1:rolling:serial_aligned/needle-1k --socket /tmp/handoff\n"
+      "  loopgauge pd serve wcpb/t1s1q1:rolling:serial_aligned/needle-1k --socket handoff.socket --digest\n"
+      "  loopgauge pd send wcpb/t1s1q1:rolling:serial_aligned/needle-1k --socket handoff.socket\n"
       "  loopgauge pd export wcpb/t1s1q1:rolling:serial_aligned/needle-1k -o needle.handoff\n"
       "  loopgauge pd import wcpb/t1s1q1:rolling:serial_aligned/needle-1k needle.handoff --digest\n"
       "  loopgauge pd info needle.handoff --regions\n"
