@@ -113,28 +113,16 @@ AlgorithmConfig normalized(const AlgorithmConfig& config);
 // True when `text` may be the trace part of an id.
 bool is_case_trace_name(std::string_view text);
 
-// Why a case is not run.
-enum class RefusalKind {
-  illegal,        // the specification forbids the combination (SPEC.md, "Execution modes")
-  not_available,  // the specification has it, this version has no planner for it
-};
-std::string_view to_string(RefusalKind kind);  // "illegal", "not available in this version"
-
-struct Refusal {
-  RefusalKind kind = RefusalKind::illegal;
-  std::string reason;  // one sentence
-};
-
-// The first reason not to run this case, judged without the trace's content and the model; empty when it can run. Illegality comes
-// before availability: an illegal combination stays illegal in every version.
-std::optional<Refusal> case_refusal(const Case& value);
-// Throws ConfigError for an illegal case, UnsupportedError for one that is not available; the message carries the id and the reason.
+// Why the specification forbids this case (SPEC.md, "Execution modes"), as a sentence, judged without the trace's content and the model; empty when it
+// can run.
+std::optional<std::string> case_refusal(const Case& value);
+// Throws ConfigError for an illegal case; the message carries the id and the reason.
 void require_runnable(const Case& value);
 
 // One example for every rule of case_refusal, as a case of trace `trace`.
 struct IllegalCombination {
   std::string id;
-  Refusal refusal;
+  std::string reason;
 };
 std::vector<IllegalCombination> illegal_combinations(std::string_view trace);
 

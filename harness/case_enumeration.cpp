@@ -61,9 +61,7 @@ std::vector<Case> enumerate_cases(std::span<const CaseTrace> traces, std::span<c
     for (const AlgorithmConfig& config : enumerated_settings(trace)) {
       for (const ModeSpec& mode : chosen) {
         const Case value{mode, config, trace.name};
-        const std::optional<Refusal> refusal = case_refusal(value);
-        if (refusal && refusal->kind == RefusalKind::not_available) require_runnable(value);
-        if (!refusal) {
+        if (!case_refusal(value)) {
           cases.push_back(value);
           if (!contains(with_cases, [&](const ModeSpec& other) { return other == mode; })) with_cases.push_back(mode);
         } else if (!contains(refused, [&](const Case& other) { return other.mode == mode; })) {

@@ -4,19 +4,41 @@
 #include <string>
 
 #include "harness/handoff/handoff_executor.hpp"
-#include "harness/handoff/host_transport.hpp"
+#include "harness/handoff/local_transport.hpp"
 #include "models/error.hpp"
 #include "optimized/cuda_executor.hpp"
 #include "reference/reference_executor.hpp"
 
 namespace loopgauge::harness {
+namespace {
 
-std::unique_ptr<Executor> make_executor(std::string_view name, const Checkpoint& checkpoint) {
+TransportFactory transport_by_name(std::string_view name) {
+  if (name == "host") return make_host_transport;
+  if (name == "device") return make_device_transport;
+  if (name == "peer") return make_peer_transport;
+  throw ConfigError("transport of handoffs '" + std::string(name) + "' is not one of: host, device, peer");
+}
+
+}  // namespace
+
+void require_handoff_transport(std::string_view transport) {
+  if (!transport.empty()) transport_by_name(transport);
+}
+
+std::unique_ptr<Executor> make_executor(std::string_view name, const Checkpoint& checkpoint, std::string_view transport) {
   if (name == "reference") {
-    return make_handoff_executor([&checkpoint] { return reference::make_reference_executor(checkpoint); }, make_host_transport);
+    const TransportFactory factory = transport_by_name(transport.empty() ? "host" : transport);
+    if (!transport.empty() && transport != "host") {
+      throw ConfigError("transport '" + std::string(transport) + "' moves device memory, which the reference executor has none of: use host");
+    }
+    return make_handoff_executor([&checkpoint] { return reference::make_reference_executor(checkpoint); }, factory);
   }
   if (name == "optimized") {
-    return make_handoff_executor([&checkpoint]() -> std::unique_ptr<Executor> { return optimized::make_cuda_executor(checkpoint); }, make_host_transport);
+    const TransportFactory factory = transport_by_name(transport.empty() ? "device" : transport);
+    const auto on_device = [&checkpoint](int device) -> ExecutorFactory {
+      return [&checkpoint, device]() -> std::unique_ptr<Executor> { return optimized::make_cuda_executor(checkpoint, {.device = device}); };
+    };
+    return make_handoff_executor(on_device(0), on_device(transport == "peer" ? 1 : 0), factory);
   }
   throw ConfigError("executor '" + std::string(name) + "' is not one of: reference, optimized");
 }

@@ -10,7 +10,12 @@
 namespace loopgauge::harness {
 
 // "reference" or "optimized". Throws ConfigError for another word, UnsupportedError when the optimized runtime cannot be used.
-// `checkpoint` must outlive the executor.
-std::unique_ptr<Executor> make_executor(std::string_view name, const Checkpoint& checkpoint);
+// `checkpoint` must outlive the executor. Plans of handoffs run on two of them, with `transport` between: "host", "device" (one GPU), "peer"
+// (prompts on device 0, decoding on device 1); empty: host for the reference, device for the optimized runtime. Throws ConfigError for another
+// word and for device memory of the reference; a device that is not there is refused when the first plan of handoffs begins.
+std::unique_ptr<Executor> make_executor(std::string_view name, const Checkpoint& checkpoint, std::string_view transport = {});
+
+// Throws ConfigError listing the words; empty is one.
+void require_handoff_transport(std::string_view transport);
 
 }  // namespace loopgauge::harness

@@ -51,6 +51,7 @@ enum class Stage {
 
 struct RunOptions {
   Stage stage = Stage::whole;
+  handoff::MemoryPlace region_memory = handoff::MemoryPlace::host;  // of regions that are exported and reserved: what the transport moves
   Profile profile = Profile::declared;
   RecordGroups record;
   Fault fault = Fault::none;

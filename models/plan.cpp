@@ -98,7 +98,6 @@ class Checker {
 
   std::string check_speculation() {
     if (speculation_.kind == SpeculationKind::none) return {};
-    if (handoff_) return "a plan of handoffs does not speculate";
     const bool block = speculation_.kind == SpeculationKind::block;
     const int deepest = block ? 2 : config_.loops() - 1;
     if (depth() < 1 || depth() > deepest) return "a draft of " + std::to_string(depth()) + " loops is not within 1.." + std::to_string(deepest);

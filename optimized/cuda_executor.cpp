@@ -6,6 +6,7 @@
 #include "models/error.hpp"
 #include "optimized/cuda_run.hpp"
 #include "optimized/ops/rope.cuh"
+#include "optimized/runtime/device_guard.hpp"
 
 namespace loopgauge::optimized {
 namespace {
@@ -23,17 +24,19 @@ class Runtime final : public CudaExecutor {
         weights_(upload_weights(checkpoint, allocator_)) {
     extend_rope_table(weights_.config.max_positions);
   }
+  ~Runtime() override {
+    const DeviceGuard guard(options_.device);
+    run_.reset();
+  }
 
   std::string name() const override { return "optimized"; }
   MemoryUsage memory_usage() const override { return allocator_.usage(); }
 
   void begin(const Trace& trace, const EffectiveConfig& config, const RunOptions& options) override {
+    const DeviceGuard guard(options_.device);
     run_.reset();
     if (options.profile != Profile::declared) {
       throw UnsupportedError("the CUDA runtime runs profile declared only, not " + std::string(to_string(options.profile)));
-    }
-    if (options.stage != Stage::whole) {
-      throw UnsupportedError("the CUDA runtime takes no part in handoffs: it computes a prompt and decodes it in one run");
     }
     if (config.exit().mode == ExitMode::trace) {
       for (std::size_t i = 0; i < trace.requests.size(); ++i) {
@@ -54,12 +57,19 @@ class Runtime final : public CudaExecutor {
     context.arenas = &arenas_;
     context.model_sha256 = sha256_;
     context.poison = options_.poison;
+    context.device = options_.device;
     run_.emplace(context, trace, config, options);
   }
 
-  void submit(const Submission& submission) override { run().submit(submission); }
+  void submit(const Submission& submission) override {
+    const DeviceGuard guard(options_.device);
+    run().submit(submission);
+  }
+  handoff::Source* handoff_source() override { return run_ ? run_->handoff_source() : nullptr; }
+  handoff::Target* handoff_target() override { return run_ ? run_->handoff_target() : nullptr; }
 
   RunRecord finish() override {
+    const DeviceGuard guard(options_.device);
     RunRecord record = run().finish();
     record.model_sha256 = sha256_;
     run_.reset();
@@ -128,6 +138,13 @@ DeviceStatus device_status() {
 }
 
 std::unique_ptr<CudaExecutor> make_cuda_executor(const Checkpoint& checkpoint, const CudaExecutorOptions& options) {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) == cudaSuccess && count > 0 && (options.device < 0 || options.device >= count)) {
+    throw UnsupportedError("the CUDA runtime cannot run: there is no device " + std::to_string(options.device) + ", " + std::to_string(count) +
+                           (count == 1 ? " device is" : " devices are") + " present, counted from 0");
+  }
+  std::optional<DeviceGuard> guard;
+  if (count > 0) guard.emplace(options.device);
   const DeviceStatus status = device_status();
   if (!status.available) throw UnsupportedError("the CUDA runtime cannot run: " + status.description);
   return std::make_unique<Runtime>(checkpoint, options);

@@ -19,7 +19,7 @@ struct DeviceStatus {
   std::string description;         // device name and driver, or why it cannot be used ("no CUDA device", "built without CUDA")
 };
 
-// Never throws.
+// Of the current device. Never throws.
 DeviceStatus device_status();
 
 // How projections are computed. Both choices give a row the same bits whatever the number of rows beside it; they need not equal each other.
@@ -32,6 +32,7 @@ enum class LinearImplementation {
 struct CudaExecutorOptions {
   LinearImplementation linear = LinearImplementation::automatic;
   std::size_t memory_limit_bytes = std::numeric_limits<std::size_t>::max();  // device bytes that may be live at once
+  int device = 0;                  // CUDA ordinal; another thread's or executor's choice of the current device does not matter
   bool poison = false;             // fresh and reused memory is filled with NaN patterns: unwritten values then show in the result
 };
 
@@ -41,7 +42,7 @@ class CudaExecutor : public Executor {
   virtual MemoryUsage memory_usage() const = 0;
 };
 
-// Throws UnsupportedError with device_status().description when the runtime cannot be used, or naming the extent of the model that the
+// Throws UnsupportedError with device_status().description, or naming a device that is not there, when the runtime cannot be used, or naming the extent of the model that the
 // kernels do not cover; DeviceMemoryError when the weights do not fit. `checkpoint` is copied to the device and need not outlive the call.
 std::unique_ptr<CudaExecutor> make_cuda_executor(const Checkpoint& checkpoint, const CudaExecutorOptions& options = {});
 

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "models/error.hpp"
+#include "optimized/cuda_run_handoff.hpp"
 #include "optimized/kv/numeric_fault.hpp"
 #include "optimized/runtime/cuda_check.hpp"
 
@@ -67,6 +68,7 @@ CudaRun::CudaRun(const RunContext& context, const Trace& trace, const EffectiveC
       longest_(longest_sequence(trace)),
       model_sha256_(context.model_sha256),
       poison_(context.poison),
+      device_(context.device),
       forward_(forward_context(context, config, options, longest_)),
       kv_({model_.layers, model_.heads, model_.head_dim}, allocator_, stream_, {config.q().enabled, context.poison}),
       state_gates_(allocator_, MemoryCategory::workspace),
@@ -114,6 +116,7 @@ CudaRun::CudaRun(const RunContext& context, const Trace& trace, const EffectiveC
     for (auto& active : s.active) active.resize(windows);
     s.windows.resize(windows);
     s.begun_loops.assign(windows, 0);
+    s.completed_loops.assign(windows, 0);
     s.record.prompt_length = s.prompt_length;
     s.record.tokens = request.forced;
     s.record.executions.assign(static_cast<std::size_t>(s.capacity) * kLoops, 0);
@@ -127,6 +130,8 @@ CudaRun::CudaRun(const RunContext& context, const Trace& trace, const EffectiveC
     }
     if (options_.record.gate) s.record.gate = Tensor<float>({s.capacity, kLoops}, nan);
   }
+  if (options_.stage == Stage::prefill) source_ = std::make_unique<HandoffSource>(*this);
+  if (options_.stage == Stage::decode) target_ = std::make_unique<HandoffTarget>(*this);
   allocator_.on_pressure([this](std::size_t missing_bytes) { return relieve_pressure(missing_bytes); });
 }
 
@@ -142,10 +147,12 @@ const RequestRecord* CudaRun::decisions(const RequestState& s) const {
 }
 
 void CudaRun::submit(const Submission& submission) {
-  while (in_flight_.size() >= static_cast<std::size_t>(options_.submissions_in_flight)) deliver_oldest();
+  take_in_activations();
+  while (submissions_in_flight() >= options_.submissions_in_flight) deliver_oldest();
   submission_ = static_cast<int>(counters_.submissions++);
   if (!submission.actions.empty()) settle();
   for (const Action& action : submission.actions) act(action);
+  require_stage(submission.items);
   failure_ = submission.failure;
   const std::size_t deliveries = ticket_->deliveries.size();
   try {
@@ -159,8 +166,17 @@ void CudaRun::submit(const Submission& submission) {
   }
   failure_ = PlannedFailure::none;
   close_ticket();
-  counters_.most_in_flight = std::max(counters_.most_in_flight, static_cast<std::int64_t>(in_flight_.size()));
+  counters_.most_in_flight = std::max(counters_.most_in_flight, static_cast<std::int64_t>(submissions_in_flight()));
   if (!asynchronous()) deliver_oldest();
+}
+
+void CudaRun::require_stage(const std::vector<WorkItem>& items) const {
+  if (options_.stage == Stage::whole) return;
+  for (const WorkItem& item : items) {
+    const RequestState& s = requests_.at(static_cast<std::size_t>(item.request));
+    if ((options_.stage == Stage::prefill) != (item.kind == RowKind::prefill)) throw InternalError(s.name() + ": an item of the other side of the handoff");
+    if (options_.stage == Stage::decode && s.slot < 0 && !s.finished) throw InternalError(s.name() + ": an item of a request that was not handed in");
+  }
 }
 
 void CudaRun::run_items(const std::vector<WorkItem>& items) {
@@ -210,6 +226,7 @@ void CudaRun::run_items(const std::vector<WorkItem>& items) {
 }
 
 RunRecord CudaRun::finish() {
+  take_in_activations();
   while (!in_flight_.empty()) deliver_oldest();
   prefixes_.clear();
   RunRecord result;
@@ -221,8 +238,9 @@ RunRecord CudaRun::finish() {
   result.config_json = config_.canonical_json();
   for (RequestState& s : requests_) {
     if (!s.finished) {
-      if (s.record.encoded_frontier.empty()) throw InternalError(s.name() + ": the plan ended before the prompt was complete");
-      finish_request(s);
+      const bool emitted = !s.record.encoded_frontier.empty();
+      if (!emitted && options_.stage == Stage::whole) throw InternalError(s.name() + ": the plan ended before the prompt was complete");
+      if (emitted) finish_request(s);  // of a plan that is not complete: what it holds is counted above
     }
     close_record(s);
     result.requests.push_back(std::move(s.record));

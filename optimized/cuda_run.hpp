@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "models/executor.hpp"
+#include "models/handoff/transfer.hpp"
 #include "models/sampling.hpp"
 #include "optimized/forward_pass.hpp"
 #include "optimized/kv/kv_cache.hpp"
@@ -42,6 +43,7 @@ struct RunContext {
   std::vector<PinnedArena>* arenas = nullptr;        // of former runs, for the next ones: page-locking memory waits for the whole device
   std::string model_sha256;
   bool poison = false;
+  int device = 0;                                    // CUDA ordinal
 };
 
 class CudaRun {
@@ -52,6 +54,9 @@ class CudaRun {
 
   void submit(const Submission& submission);
   RunRecord finish();
+  // The ends of handoffs (S-PD); null but in the stage that has them.
+  handoff::Source* handoff_source();
+  handoff::Target* handoff_target();
 
  private:
   // One item's share of a step: rows of one request that advance by one loop.
@@ -79,6 +84,7 @@ class CudaRun {
   // A submission whose results have not been read.
   struct Ticket {
     int submission = 0;
+    bool joined = false;                             // no submission's own: its results are read with those of the one before
     PinnedArena arena;                               // what went to the device, what comes back
     Event done;
     const std::uint64_t* numeric_fault = nullptr;
@@ -92,13 +98,18 @@ class CudaRun {
     int request, window, publisher;
   };
   class TapObserver;
+  class HandoffSource;
+  class HandoffTarget;
   struct PlannedFailureHappened {};                  // thrown where a launch breaks off on purpose
 
   // Submissions in flight: cuda_run_tickets.
   bool asynchronous() const { return options_.submissions_in_flight > 1; }
   void open_ticket();
   void give_arenas_back();
-  void close_ticket();
+  void close_ticket(bool joined = false);
+  int submissions_in_flight() const;
+  // Results of requests that were handed in since the last submission are read with that one's.
+  void take_in_activations();
   void note_owners();
   void deliver(Ticket& ticket);
   void deliver_oldest();
@@ -146,6 +157,7 @@ class CudaRun {
   bool relieve_pressure(std::size_t missing_bytes);
   void record_reused_windows();
 
+  void require_stage(const std::vector<WorkItem>& items) const;
   void run_items(const std::vector<WorkItem>& items);
 
   // Batches: cuda_run_batch.
@@ -266,6 +278,7 @@ class CudaRun {
   const int longest_;
   const std::string model_sha256_;
   const bool poison_;
+  const int device_;
 
   std::vector<RequestState> requests_;
   ForwardPass forward_;
@@ -295,6 +308,9 @@ class CudaRun {
   SpeculationTimes times_;
   std::uint64_t generations_ = 0;
   int submission_ = 0;                               // being issued, or being delivered
+  bool activated_ = false;                           // a request was handed in since the last submission
+  std::unique_ptr<HandoffSource> source_;
+  std::unique_ptr<HandoffTarget> target_;
 };
 
 }  // namespace loopgauge::optimized

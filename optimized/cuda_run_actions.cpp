@@ -53,7 +53,7 @@ void CudaRun::rewind(RequestState& s) {
   if (s.committed == 0) {
     frontier = s.complete_windows * config_.window();
     for (std::size_t w = static_cast<std::size_t>(s.complete_windows); w < s.windows.size(); ++w) {
-      s.begun_loops[w] = 0;
+      s.begun_loops[w] = s.completed_loops[w] = 0;
       // What a selection found is no longer known: the masks it stood for are gone (members_known).
       for (std::size_t late = 2; late < kLoops; ++late) s.active[late][w].clear();
       if (!s.windows[w]) continue;

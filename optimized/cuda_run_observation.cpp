@@ -80,7 +80,7 @@ void CudaRun::record_states(RequestState& s, const Bfloat16* states, PositionRan
   if (options_.record.hidden) {
     const Bfloat16* rows = download(states, count * hidden);
     on_delivery([&s, rows, positions, loop, hidden] {
-      if (s.finished && !s.cancelled) return;
+      if (s.drops_results()) return;
       float* out = s.record.hidden[static_cast<std::size_t>(loop - 1)].row(positions.begin).data();
       std::transform(rows, rows + static_cast<std::size_t>(positions.size()) * hidden, out, widen);
     });
@@ -91,7 +91,7 @@ void CudaRun::record_states(RequestState& s, const Bfloat16* states, PositionRan
               model_.hidden, stream_);
     const float* values = download(gates, count);
     on_delivery([&s, values, positions, loop] {
-      if (s.finished && !s.cancelled) return;
+      if (s.drops_results()) return;
       for (int i = 0; i < positions.size(); ++i) s.record.gate.row(positions.begin + i)[static_cast<std::size_t>(loop - 1)] = values[i];
     });
   }

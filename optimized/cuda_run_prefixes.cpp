@@ -50,7 +50,7 @@ void CudaRun::reuse(RequestState& s, int windows) {
     if (!published->kv.blocks.empty()) s.encoded = published->kv.positions.end;
     const RequestState& publisher = requests_.at(static_cast<std::size_t>(published->publisher));
     for (std::size_t late = 2; late < kLoops; ++late) s.active[late][w] = publisher.active[late][w];
-    s.begun_loops[w] = config_.loops();
+    s.begun_loops[w] = s.completed_loops[w] = config_.loops();
     reused_.push_back({s.index, found, publisher.index});
   }
   use_in_order(s, found);

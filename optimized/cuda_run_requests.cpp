@@ -6,13 +6,18 @@
 
 #include "models/cut_rows.hpp"
 #include "models/error.hpp"
-#include "optimized/cuda_run.hpp"
+#include "optimized/cuda_run_handoff.hpp"
 #include "optimized/record_reader.hpp"
 
 namespace loopgauge::optimized {
 
 void CudaRun::complete_prompt(RequestState& s) {
   s.committed = s.prompt_length;
+  if (options_.stage == Stage::prefill) {
+    // What is handed over is what the descriptor says, whatever fault is planted; the state of the last row stays for the handoff.
+    flush(s, encoded_frontier(config_, s.prompt_length, s.prompt_length));
+    return;
+  }
   flush(s, frontier_rule(s, s.verified()));
   pending_emissions_.push_back({&s, s.prompt_length - 1, config_.loops()});
 }
@@ -109,7 +114,7 @@ void CudaRun::count_prefill(RequestState& s, const Part& part) {
     const int begin = window * config_.window();
     const std::vector<std::int32_t>& active = s.active[static_cast<std::size_t>(loop - 1)][static_cast<std::size_t>(window)];
     const bool selected = loop >= 3 && config_.selects_tokens();
-    if (s.finished && !s.cancelled) return;
+    if (s.drops_results()) return;
     for (int rank = first; rank < first + rows; ++rank)
       count_execution(s, selected ? active[static_cast<std::size_t>(rank)] : begin + rank, loop);
   });
@@ -117,7 +122,7 @@ void CudaRun::count_prefill(RequestState& s, const Part& part) {
 
 // When the result is read, in the order of issue: a decode row that is read after the end of the sequence was fed a token past it.
 void CudaRun::count_execution(RequestState& s, int position, int loop) {
-  if (s.finished && !s.stopped && !s.cancelled) return;
+  if (s.drops_results() && !s.stopped) return;
   ++counters_.executed_rows;
   if (s.stopped && position >= s.prompt_length) {
     ++counters_.discarded_rows;
@@ -148,7 +153,10 @@ void CudaRun::finish_request(RequestState& s) {
 void CudaRun::close_record(RequestState& s) {
   RequestRecord& record = s.record;
   const int rows = static_cast<int>(record.encoded_frontier.size());  // of logits: 1 + fed, none before the prompt is complete
-  const int length = rows == 0 ? 0 : s.prompt_length + record.fed;
+  // On the prefill side of a handoff the prompt's rows are all that there is, and it forms no logits.
+  const bool prompt_only = options_.stage == Stage::prefill && !s.cancelled;
+  const int length = rows == 0 && !prompt_only ? 0 : s.prompt_length + record.fed;
+  if (prompt_only) record.tokens.clear();
   if (s.cancelled && s.request->teacher_forced()) record.tokens.resize(static_cast<std::size_t>(record.fed));
   for (std::size_t late = 2; config_.selects_tokens() && late < kLoops; ++late) {
     for (std::size_t w = 0; w < s.active[late].size(); ++w) {
@@ -180,6 +188,7 @@ HeldResources CudaRun::held() const {
     held.hidden_windows += std::count_if(s.windows.begin(), s.windows.end(), [](const auto& window) { return window.has_value(); });
   }
   held.tickets = static_cast<std::int64_t>(in_flight_.size());
+  held.transfers = (source_ ? source_->regions_held() : 0) + (target_ ? target_->regions_held() : 0);
   return held;
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Submissions in flight: what they take along, and the reading of their results.
+#include <algorithm>
 #include <utility>
 
 #include "models/error.hpp"
@@ -40,8 +41,9 @@ void CudaRun::note_owners() {
   }
 }
 
-void CudaRun::close_ticket() {
+void CudaRun::close_ticket(bool joined) {
   ticket_->submission = submission_;
+  ticket_->joined = joined;
   ticket_->numeric_fault = download(numeric_fault_.as<std::uint64_t>(), 1);
   LOOPGAUGE_CUDA_CHECK(cudaMemsetAsync(numeric_fault_.data(), 0xFF, sizeof(std::uint64_t), stream_));
   note_owners();
@@ -56,15 +58,25 @@ void CudaRun::deliver(Ticket& ticket) {
   submission_ = issued;
 }
 
+int CudaRun::submissions_in_flight() const {
+  return static_cast<int>(std::count_if(in_flight_.begin(), in_flight_.end(), [](const auto& ticket) { return !ticket->joined; }));
+}
+
+void CudaRun::take_in_activations() {
+  if (std::exchange(activated_, false)) close_ticket(!in_flight_.empty());
+}
+
 void CudaRun::deliver_oldest() {
-  std::unique_ptr<Ticket> ticket = std::move(in_flight_.front());
-  in_flight_.pop_front();
-  ticket->done.synchronize();
-  check_numeric_fault(*ticket);
-  deliver(*ticket);
-  add_times(*ticket);
-  ticket->arena.reset();
-  spare_tickets_.push_back(std::move(ticket));
+  do {
+    std::unique_ptr<Ticket> ticket = std::move(in_flight_.front());
+    in_flight_.pop_front();
+    ticket->done.synchronize();
+    check_numeric_fault(*ticket);
+    deliver(*ticket);
+    add_times(*ticket);
+    ticket->arena.reset();
+    spare_tickets_.push_back(std::move(ticket));
+  } while (!in_flight_.empty() && in_flight_.front()->joined);
 }
 
 void CudaRun::deliver_early() {

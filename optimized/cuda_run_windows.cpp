@@ -95,7 +95,7 @@ void CudaRun::select_window(RequestState& s, int window, int loop) {
 
 // What the device has found, known to the host at last. The same bits when a rewind has made it run again.
 void CudaRun::record_selection(RequestState& s, int window, int loop, const float* scores, const std::int32_t* selected) {
-  if (s.finished && !s.cancelled) return;
+  if (s.drops_results()) return;
   const auto next = static_cast<std::size_t>(loop - 3), w = static_cast<std::size_t>(window);
   const PositionRange range = window_range(window, s.prompt_length, config_.window());
   const std::vector<std::int32_t>& before = s.active[2][w];
@@ -136,6 +136,7 @@ void CudaRun::normalize_inactive_again(RequestState& s, int window, int loop) {
 void CudaRun::complete_window_loop(RequestState& s, int window, int loop) {
   const PositionRange range = window_range(window, s.prompt_length, config_.window());
   const bool last_loop = loop == config_.loops();
+  s.completed_loops[static_cast<std::size_t>(window)] = loop;
   record_states(s, s.windows[static_cast<std::size_t>(window)]->states.as<Bfloat16>(), range, loop);
   if (config_.q().enabled && config_.q().policy == EncodingPolicy::streaming && range.size() == config_.window()) {
     // The block is made before its late streams are known: their sizes are the budgets.

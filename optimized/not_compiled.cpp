@@ -3,6 +3,7 @@
 #include "models/error.hpp"
 #include "optimized/bench/step_bench.hpp"
 #include "optimized/cuda_executor.hpp"
+#include "optimized/device_copies.hpp"
 
 namespace loopgauge::optimized {
 
@@ -15,5 +16,15 @@ std::unique_ptr<CudaExecutor> make_cuda_executor(const Checkpoint&, const CudaEx
 StepBenchResult run_step_bench(const ModelConfig&, const StepBenchOptions&, const std::function<void(const std::string&)>&) {
   throw UnsupportedError("the device bench cannot run: " + device_status().description);
 }
+
+int device_count() { return 0; }
+
+namespace {
+[[noreturn]] void refuse_device_memory() { throw UnsupportedError("device memory cannot be handed off: " + device_status().description); }
+}  // namespace
+
+std::unique_ptr<DeviceCopies> make_device_copies() { refuse_device_memory(); }
+std::unique_ptr<OpenedDeviceMemory> make_opened_device_memory() { refuse_device_memory(); }
+DeviceMemoryName name_device_memory(const handoff::Memory&) { refuse_device_memory(); }
 
 }  // namespace loopgauge::optimized

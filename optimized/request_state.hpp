@@ -63,6 +63,7 @@ struct RequestState {
   std::array<std::vector<std::vector<std::int32_t>>, kLoops> active;
   std::vector<std::optional<WindowState>> windows;       // between the first and the last loop of the window
   std::vector<int> begun_loops;                          // per window: the last loop that has been issued for a part of it
+  std::vector<int> completed_loops;                      // per window: the last loop that has been issued for all of it
   int complete_windows = 0;                              // issued through their last loop
   int leased_windows = 0;                                // published ones that the request reads
   int committed = 0;                                     // positions that have been issued through their last loop; 0 before the prompt is complete
@@ -74,6 +75,7 @@ struct RequestState {
   bool stopped = false;                                  // EOS was emitted and has been read
   bool finished = false;                                 // nothing more runs, what has not been read is dropped, nothing is held
   bool cancelled = false;                                // finished before its end; what was decided for its windows is still recorded
+  bool handed_over = false;                              // finished here with its prompt; what was observed of that is still recorded
   std::vector<std::byte> snapshot;                       // of a preempted request
   DecodeRow row;
   std::vector<LiveRow> live;                             // of the round or pipeline that is on its way, at consecutive positions from the pending one
@@ -82,6 +84,8 @@ struct RequestState {
   std::set<int> stale_rows;                              // positions whose rows of loop 3 a planted fault takes for those of whoever comes to stand there
   RequestRecord record;                                  // filled as results are read
 
+  // Results that have not been read are part of no record.
+  bool drops_results() const { return finished && !cancelled && !handed_over; }
   int fed_limit() const { return capacity - prompt_length; }
   // Positions that belong to the result whatever has not been read yet: the token fed to each is known.
   int verified() const {

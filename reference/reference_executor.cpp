@@ -58,6 +58,8 @@ class ReferenceExecutor final : public Executor {
 
   void begin(const Trace& trace, const EffectiveConfig& config, const RunOptions& options) override {
     require_fault_in(options.fault, name());
+    if (options.region_memory != handoff::MemoryPlace::host)
+      throw UnsupportedError("the reference keeps regions of a handoff in host memory, not where a transport between devices moves them");
     if (config.exit().mode == ExitMode::trace) {
       for (std::size_t i = 0; i < trace.requests.size(); ++i) {
         if (trace.requests[i].exit_depths.size() < static_cast<std::size_t>(trace.requests[i].max_new_tokens)) {

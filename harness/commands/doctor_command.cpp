@@ -141,9 +141,8 @@ void examine_configuration(Examination& examination, const Settings& settings, c
   const std::string area = "configuration";
   bool good = true;
   if (model) good = examination.attempt(area, [&] { EffectiveConfig::resolve(settings.config, *model); });
-  if (const auto refusal = case_refusal({settings.mode, settings.config, "trace"})) {
-    const bool illegal = refusal->kind == RefusalKind::illegal;
-    examination.fault(area, illegal ? ErrorKind::usage : ErrorKind::unsupported, mode_text(settings.mode) + ": " + refusal->reason);
+  if (const auto reason = case_refusal({settings.mode, settings.config, "trace"})) {
+    examination.fault(area, ErrorKind::usage, mode_text(settings.mode) + ": " + *reason);
     good = false;
   }
   if (!good) return;

@@ -23,12 +23,11 @@ void print_illegal(const ListOptions& options) {
   const std::vector<IllegalCombination> combinations = illegal_combinations("TRACE");
   if (options.output == "json") {
     nlohmann::ordered_json json = nlohmann::ordered_json::array();
-    for (const auto& [id, refusal] : combinations)
-      json.push_back({{"id", id}, {"status", to_string(refusal.kind)}, {"reason", refusal.reason}});
+    for (const auto& [id, reason] : combinations) json.push_back({{"id", id}, {"status", "illegal"}, {"reason", reason}});
     std::cout << json.dump(2) << "\n";
     return;
   }
-  for (const auto& [id, refusal] : combinations) std::cout << id << "\t" << to_string(refusal.kind) << "\t" << refusal.reason << "\n";
+  for (const auto& [id, reason] : combinations) std::cout << id << "\tillegal\t" << reason << "\n";
 }
 
 void print_cases(const ListOptions& options) {

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// `loopgauge pd`: handoffs as files. export computes prompts and writes what would have been sent, import decodes from such a file, info
-// says what is in one, compare sets two against each other region by region.
+// `loopgauge pd`: handoffs between processes. send computes prompts and hands them to a process that serves, which decodes; export computes prompts and
+// writes what would have been sent to a file, import decodes from such a file, info says what is in one, compare sets two against each other region by
+// region.
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <fstream>
 #include <iostream>
 #include <map>
@@ -18,7 +20,9 @@
 #include "harness/executor_by_name.hpp"
 #include "harness/handoff/archive.hpp"
 #include "harness/handoff/handoff_executor.hpp"
-#include "harness/handoff/host_transport.hpp"
+#include "harness/handoff/local_transport.hpp"
+#include "harness/handoff/side_runs.hpp"
+#include "harness/handoff/socket_transport.hpp"
 #include "harness/io/atomic_output.hpp"
 #include "harness/io/digest.hpp"
 #include "harness/io/dump_file.hpp"
@@ -36,7 +40,8 @@ constexpr int kDifferentExit = 1;
 struct PdOptions {
   explicit PdOptions(CLI::App& command) : settings(command, {SettingGroup::execution}) {}
   SettingOptions settings;
-  std::string case_text, trace_file, archive_file, dump_file;
+  std::string case_text, trace_file, archive_file, dump_file, socket, memory;
+  double lease = 60.0;  // seconds
   bool force = false, digest = false;
 };
 
@@ -65,9 +70,42 @@ Subject read_subject(const PdOptions& options) {
   return subject;
 }
 
+Plan plan_of(const Subject& subject) {
+  return make_plan(subject.value.mode, subject.trace, EffectiveConfig::resolve(subject.value.config, subject.checkpoint.config));
+}
+
+// Of a side that decodes: of the prompt's rows nothing was observed here.
+RecordGroups decoded_groups() {
+  RecordGroups groups = RecordGroups::all();
+  groups.hidden = groups.gate = false;
+  return groups;
+}
+
+void print_decoded(const Subject& subject, const RunRecord& record, const std::string& from, bool digest, const std::string& dump_file) {
+  std::cout << "case      " << case_id(subject.value) << "\nfrom      " << from << "\nexecutor  " << record.executor << "\n";
+  for (std::size_t i = 0; i < record.requests.size(); ++i) {
+    const RequestRecord& request = record.requests[i];
+    std::cout << "\nrequest " << i << "  prompt " << request.prompt_length << ", " << request.tokens.size() << " tokens, " << request.fed
+              << " forwarded\n  tokens  ";
+    for (const std::int32_t token : request.tokens) std::cout << " " << token;
+    std::cout << "\n";
+  }
+  const std::string held = describe(record.held_at_drain);
+  std::cout << "\nheld at the end: " << (held.empty() ? "nothing" : held) << "\n";
+  if (digest) {
+    constexpr std::array<std::string_view, 8> kOfBothSides{"tokens", "logits", "exits", "keys", "mass", "kv", "codec", "encoded_frontier"};
+    const auto all = digests(record);
+    for (const std::string_view name : kOfBothSides) std::cout << all.at(std::string(name)) << "  " << name << "\n";
+  }
+  if (!dump_file.empty()) {
+    write_dump(dump_file, record, EffectiveConfig::resolve(subject.value.config, subject.checkpoint.config),
+               {.case_id = case_id(subject.value), .only = {}});
+  }
+}
+
 RunRecord replay_subject(Executor& executor, const Subject& subject, RecordGroups groups) {
   const EffectiveConfig config = EffectiveConfig::resolve(subject.value.config, subject.checkpoint.config);
-  const Plan plan = make_plan(subject.value.mode, subject.trace, config);
+  const Plan plan = plan_of(subject);
   RunOptions options;
   options.profile = subject.settings.profile;
   options.record = groups;
@@ -154,29 +192,87 @@ void add_import(CLI::App& pd, int& exit_code) {
     const auto executor =
         make_handoff_executor([&] { return make_archived_executor(archive); },
                               [&] { return make_executor(subject.settings.executor, subject.checkpoint); }, make_host_transport);
-    RecordGroups groups = RecordGroups::all();
-    groups.hidden = groups.gate = false;  // of the prompt's rows nothing was observed here
-    const RunRecord record = replay_subject(*executor, subject, groups);
-    std::cout << "case      " << case_id(subject.value) << "\nfrom      " << archive.producer << "\nexecutor  " << record.executor << "\n";
-    for (std::size_t i = 0; i < record.requests.size(); ++i) {
-      const RequestRecord& request = record.requests[i];
-      std::cout << "\nrequest " << i << "  prompt " << request.prompt_length << ", " << request.tokens.size() << " tokens, " << request.fed
-                << " forwarded\n  tokens  ";
-      for (const std::int32_t token : request.tokens) std::cout << " " << token;
-      std::cout << "\n";
+    print_decoded(subject, replay_subject(*executor, subject, decoded_groups()), archive.producer, options->digest, options->dump_file);
+    exit_code = 0;
+  });
+}
+
+// What serve and send have in common.
+void add_socket_options(CLI::App& command, PdOptions& options) {
+  command.add_option("case", options.case_text, "Case id; both sides must be given the same")->type_name("CASE")->required();
+  command.add_option("--socket", options.socket, "Path of the Unix socket at which serve waits and to which send comes")->type_name("PATH")->required();
+  command.add_option("--trace", options.trace_file, "Trace file, as the place of the id's trace")->type_name("FILE");
+  command
+      .add_option("--memory", options.memory,
+                  "Where regions lie, the same at both sides: host (they go over the socket) or device (CUDA IPC). Default: where the executor computes")
+      ->type_name("PLACE");
+  command
+      .add_option("--lease", options.lease, "Seconds without progress after which the other side is given up, also before it has come")
+      ->type_name("SECONDS")
+      ->check(CLI::Range(0.01, 86400.0))
+      ->capture_default_str();
+}
+
+SideOptions side_of(const PdOptions& options, const Subject& subject) {
+  const std::string place = !options.memory.empty() ? options.memory : subject.settings.executor == "optimized" ? "device" : "host";
+  if (place != "host" && place != "device") throw ConfigError("--memory " + place + " is not one of: host, device");
+  SideOptions side;
+  side.place = place == "device" ? handoff::MemoryPlace::device : handoff::MemoryPlace::host;
+  side.lease = std::chrono::milliseconds(static_cast<std::int64_t>(options.lease * 1000));
+  return side;
+}
+
+void add_serve(CLI::App& pd, int& exit_code) {
+  CLI::App* command = pd.add_subcommand("serve", "Decode a case from what another process of this host sends (pd send)");
+  const auto options = std::make_shared<PdOptions>(*command);
+  add_socket_options(*command, *options);
+  command
+      ->add_option("--dump", options->dump_file,
+                   "Write the run's tensors to this HDF5 file, without hidden rows and gates, which do not travel")
+      ->type_name("FILE");
+  command->add_flag("--digest", options->digest,
+                    "Print SHA-256 digests of the results, those of loopgauge run --digest for a run without a handoff");
+  command->footer("Example, in two shells:\n"
+                  "  loopgauge pd serve wcpb/t1s1q1:rolling:serial_aligned/needle-1k --socket handoff.socket --digest\n"
+                  "  loopgauge pd send wcpb/t1s1q1:rolling:serial_aligned/needle-1k --socket handoff.socket\n"
+                  "Exit code 3 when a request does not come, with the reason: the other side was refused, has failed, is gone or slower than the lease.");
+  command->callback([options, &exit_code] {
+    const Subject subject = read_subject(*options);
+    const SideOptions side = side_of(*options, subject);
+    const EffectiveConfig config = EffectiveConfig::resolve(subject.value.config, subject.checkpoint.config);
+    const auto executor = make_executor(subject.settings.executor, subject.checkpoint);
+    const auto connection = accept_handoffs(options->socket, side.lease);
+    RunOptions run;
+    run.profile = subject.settings.profile;
+    run.record = decoded_groups();
+    const RunRecord record = run_decode_side(*executor, plan_of(subject), subject.trace, config, run, connection, side);
+    print_decoded(subject, record, "the process at " + options->socket, options->digest, options->dump_file);
+    exit_code = 0;
+  });
+}
+
+void add_send(CLI::App& pd, int& exit_code) {
+  CLI::App* command = pd.add_subcommand("send", "Compute a case's prompts and hand them over to another process of this host (pd serve)");
+  const auto options = std::make_shared<PdOptions>(*command);
+  add_socket_options(*command, *options);
+  command->footer("Example: see pd serve.\nExit code 3 when a request is not handed over, with the reason.");
+  command->callback([options, &exit_code] {
+    const Subject subject = read_subject(*options);
+    const SideOptions side = side_of(*options, subject);
+    const EffectiveConfig config = EffectiveConfig::resolve(subject.value.config, subject.checkpoint.config);
+    const auto executor = make_executor(subject.settings.executor, subject.checkpoint);
+    const auto connection = connect_handoffs(options->socket, side.lease);
+    RunOptions run;
+    run.profile = subject.settings.profile;
+    const RunRecord record = run_prefill_side(*executor, plan_of(subject), subject.trace, config, run, connection, side);
+    std::cout << "case      " << case_id(subject.value) << "\nexecutor  " << record.executor << "\n";
+    for (const HandoffRecord& handoff : record.handoffs) {
+      std::cout << "\nrequest " << handoff.request << "  " << handoff.outcome << " over " << handoff.transport << ", " << handoff.bytes
+                << " bytes (dense BF16 " << handoff.dense_bytes << "), " << handoff.bytes_before_prompt_end << " before the end of the prompt, at most "
+                << handoff.most_bytes_in_flight << " in flight, " << handoff.seconds << " s after it\n";
     }
     const std::string held = describe(record.held_at_drain);
     std::cout << "\nheld at the end: " << (held.empty() ? "nothing" : held) << "\n";
-    if (options->digest) {
-      constexpr std::array<std::string_view, 8> kOfBothSides{"tokens", "logits", "exits", "keys",
-                                                             "mass",   "kv",     "codec", "encoded_frontier"};
-      const auto all = digests(record);
-      for (const std::string_view name : kOfBothSides) std::cout << all.at(std::string(name)) << "  " << name << "\n";
-    }
-    if (!options->dump_file.empty()) {
-      write_dump(options->dump_file, record, EffectiveConfig::resolve(subject.value.config, subject.checkpoint.config),
-                 {.case_id = case_id(subject.value), .only = {}});
-    }
     exit_code = 0;
   });
 }
@@ -245,15 +341,19 @@ void add_compare(CLI::App& pd, int& exit_code) {
 }  // namespace
 
 void add_pd_command(CLI::App& app, int& exit_code) {
-  CLI::App* pd = app.add_subcommand("pd", "Handoffs from prefill to decode as files: export, import, info, compare");
+  CLI::App* pd = app.add_subcommand("pd", "Handoffs from prefill to decode: serve and send between processes; export, import, info, compare as files");
   pd->require_subcommand(1);
   pd->footer(
       "Examples:\n"
+      "  loopgauge pd serve wcpb/t1s1q1:rolling:serial_aligned/needle-1k --socket handoff.socket --digest\n"
+      "  loopgauge pd send wcpb/t1s1q1:rolling:serial_aligned/needle-1k --socket handoff.socket\n"
       "  loopgauge pd export wcpb/t1s1q1:rolling:serial_aligned/needle-1k -o needle.handoff\n"
       "  loopgauge pd import wcpb/t1s1q1:rolling:serial_aligned/needle-1k needle.handoff --digest\n"
       "  loopgauge pd info needle.handoff --regions\n"
       "  loopgauge pd compare reference.handoff optimized.handoff\n"
       "A handoff within one run is the mode part pd: loopgauge run wcpb+prefix+pd/t1s1q1:rolling:serial_aligned/needle-1k");
+  add_serve(*pd, exit_code);
+  add_send(*pd, exit_code);
   add_export(*pd, exit_code);
   add_import(*pd, exit_code);
   add_info(*pd, exit_code);

@@ -33,6 +33,7 @@ struct RunCommandOptions {
   std::string trace_file;
   std::string mutant;
   std::string failure;
+  std::string transport;
   std::string decisions_file;
   std::string dump_file;
   std::vector<std::string> dump_only;
@@ -126,7 +127,7 @@ Outcome replay_request(const RunCommandOptions& options, const Request& request)
                      (faults.size() > 1 ? " (and " + std::to_string(faults.size() - 1) + " more)" : ""));
   }
   const Plan plan = make_plan(request.value.mode, request.trace, config, request.plan);
-  const std::unique_ptr<Executor> executor = make_executor(request.settings.executor, checkpoint);
+  const std::unique_ptr<Executor> executor = make_executor(request.settings.executor, checkpoint, options.transport);
 
   RunOptions run_options;
   run_options.profile = request.settings.profile;
@@ -300,6 +301,10 @@ void add_run_command(CLI::App& app, int& exit_code) {
       ->type_name("CASE");
   command->add_option("--trace", options->trace_file, "Trace file, instead of a case id or as the place of the id's trace")
       ->type_name("FILE");
+  command->add_option("--handoff-transport", options->transport,
+                      "What moves a handoff (mode part pd): host; with the optimized executor also device (one GPU, its default) and peer (prompts on "
+                      "GPU 0, decoding on GPU 1)")
+      ->type_name("NAME");
   command->add_option("--mutant", options->mutant, "Plant a known fault (loopgauge sweep --list-mutants); never a result")
       ->type_name("NAME");
   command

@@ -45,6 +45,7 @@ struct SweepOptions {
   std::string config;
   std::string checkpoint;
   std::string executor = "both";
+  std::string transport;
   std::string report = "loopgauge-report.h5";
   std::string mutant;
   std::string measure = "everything";
@@ -126,9 +127,10 @@ struct Sweep {
 // More lanes use small cases better, but each holds a run's tensors: about 200 MiB for 2048 tokens of the shipped model.
 constexpr int kMostDefaultLanes = 4;
 
-void select_executors(Sweep& sweep, int jobs, int device_jobs) {
+void select_executors(Sweep& sweep, int jobs, int device_jobs, const std::string& transport) {
   const optimized::DeviceStatus device = optimized::device_status();
   sweep.executors.device = device.description;
+  require_handoff_transport(transport);
   if (sweep.request.executors == ExecutorChoice::optimized && !device.available) {
     throw UnsupportedError("--executor optimized: " + device.description + "; --executor reference needs no device");
   }
@@ -144,7 +146,7 @@ void select_executors(Sweep& sweep, int jobs, int device_jobs) {
   }
   if (sweep.request.executors != ExecutorChoice::reference && device.available) {
     for (int i = 0; i < device_jobs; ++i) {
-      sweep.optimized.push_back(make_executor("optimized", sweep.checkpoint));
+      sweep.optimized.push_back(make_executor("optimized", sweep.checkpoint, transport));
       sweep.executors.optimized.push_back(sweep.optimized.back().get());
     }
   }
@@ -217,7 +219,7 @@ void prepare(Sweep& sweep, const SweepOptions& options) {
   }
   request.cases = numbered_cases(selection.request, request.traces, sweep.checkpoint.config);
   sweep.cases = shard_cases(request.cases, selection.cases);
-  select_executors(sweep, options.jobs, options.device_jobs);
+  select_executors(sweep, options.jobs, options.device_jobs, options.transport);
 
   sweep.report.meta = make_meta(sweep, options, selection);
   if (sweep.report.meta.case_count == 0) {
@@ -313,6 +315,11 @@ void add_sweep_command(CLI::App& app, int& exit_code) {
   command->add_option("--checkpoint", options->checkpoint, "Model folder in the Hugging Face layout (default: the shipped ouro-tiny)")
       ->type_name("DIR");
   command->add_option("--report", options->report, "Report to write; replaces a report, and no other file")->type_name("FILE")->capture_default_str();
+  command
+      ->add_option("--handoff-transport", options->transport,
+                   "What moves handoffs (mode part pd) of the optimized executor: host, device (one GPU, the default) or peer (prompts on GPU 0, "
+                   "decoding on GPU 1)")
+      ->type_name("NAME");
   command
       ->add_option("--jobs", options->jobs,
                    "Reference cases run at once; they share out the threads (default: the threads, at most 4). Results do not depend on it")

@@ -92,6 +92,7 @@ class ReceiverEndpoint {
   void lease_expired(int request);
 
   bool knows(int request) const { return by_request_.contains(request); }
+  bool closed(int request) const { return transfers_.at(by_request_.at(request)).machine.closed(); }
   handoff::Receiver::State state(int request) const { return transfers_.at(by_request_.at(request)).machine.state(); }
   handoff::Outcome outcome(int request) const { return transfers_.at(by_request_.at(request)).machine.outcome(); }
   const std::string& reason(int request) const { return transfers_.at(by_request_.at(request)).reason; }

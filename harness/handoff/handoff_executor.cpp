@@ -7,6 +7,7 @@
 #include <set>
 #include <thread>
 
+#include "harness/handoff/side_runs.hpp"
 #include "models/error.hpp"
 
 namespace loopgauge::harness {
@@ -48,17 +49,13 @@ class HandoffExecutor final : public Executor {
       return;
     }
     if (!decode_) decode_ = make_decode_();
-    RunOptions prefill = options, decode = options;
-    prefill.handoff = decode.handoff = false;
-    prefill.stage = Stage::prefill;
-    prefill.graph_replay = false;  // captured are decode steps
-    decode.stage = Stage::decode;
-    prefill_->begin(trace, config, prefill);
-    decode_->begin(trace, config, decode);
+    handoff::TransportEnds transport = make_transport_();
+    prefill_->begin(trace, config, prefill_options(options, transport.place));
+    decode_->begin(trace, config, decode_options(options, transport.place));
     handoff::Source* source = prefill_->handoff_source();
     handoff::Target* target = decode_->handoff_target();
     if (source == nullptr || target == nullptr) throw UnsupportedError("the " + name() + " executor takes no part in handoffs");
-    run_.emplace(*source, *target, make_transport_(), limits_, trace, config.loops());
+    run_.emplace(*source, *target, std::move(transport), limits_, trace, config.loops());
   }
 
   void submit(const Submission& submission) override {
@@ -66,48 +63,17 @@ class HandoffExecutor final : public Executor {
       prefill_->submit(submission);
       return;
     }
-    Submission prompts, rest;
-    std::vector<int> handed, offers, cancels;
-    for (const Action& action : submission.actions) {
-      const int request = action.request;
-      switch (action.kind) {
-        case ActionKind::hand_off:
-          handed.push_back(request);
-          break;
-        case ActionKind::publish:
-        case ActionKind::evict:
-          prompts.actions.push_back(action);
-          break;
-        case ActionKind::reuse:
-          prompts.actions.push_back(action);
-          offers.push_back(request);
-          break;
-        case ActionKind::cancel:
-          // The request ends on both sides; of one that has been handed over P holds nothing.
-          if (!run_->handed.contains(request)) {
-            prompts.actions.push_back(action);
-            cancels.push_back(request);
-          }
-          rest.actions.push_back(action);
-          break;
-        default:
-          (run_->handed.contains(request) ? rest : prompts).actions.push_back(action);
-      }
-    }
-    for (const WorkItem& item : submission.items) (item.kind == RowKind::prefill ? prompts : rest).items.push_back(item);
-    prompts.failure = rest.failure = submission.failure;
+    const SplitSubmission split = split_submission(submission, run_->handed);
+    const auto& [prompts, rest, offers, cancels, handed] = split;
     run_->failing_submissions += submission.failure == PlannedFailure::none ? 0 : 1;
 
-    for (const WorkItem& item : prompts.items) offers.push_back(item.request);
     prefill_->submit(prompts);
     for (const int request : cancels) cancel(request);
     for (const int request : offers) {
       if (!run_->sender.knows(request)) run_->sender.offer(request);
     }
     for (const WorkItem& item : prompts.items) {
-      const bool completes =
-          item.end == run_->trace.requests.at(static_cast<std::size_t>(item.request)).prompt_length() && item.loop_last == run_->loops;
-      if (completes && submission.failure == PlannedFailure::none) run_->sender.prompt_complete(item.request);
+      if (completes_prompt(item, run_->trace, run_->loops) && submission.failure == PlannedFailure::none) run_->sender.prompt_complete(item.request);
     }
     pump();
     for (const int request : handed) hand_off(request);

@@ -20,7 +20,7 @@ std::unique_ptr<Schedule> make_schedule(const ModeSpec& mode, const Trace& trace
   if (mode.schedule == "split") return make_split_schedule(mode.piece_tokens);
   if (mode.schedule == "mixed") return make_mixed_schedule(mode.token_budget);
   if (mode.schedule == "wcpb") return make_wcpb_schedule(mode.chunk_windows);
-  if (mode.speculates() && !mode.pd) return make_speculation_schedule(trace);
+  if (mode.speculates()) return make_speculation_schedule(trace);
   throw UnsupportedError("mode " + mode_text(mode) + " has no planner in this version (available: " + available_modes() + ")");
 }
 

@@ -237,10 +237,26 @@ std::string ActivityMaps::fault() const {
   return {};
 }
 
-std::string metadata_fault(const Descriptor& descriptor, std::span<const Region> regions, std::span<const RegionSummary> summaries,
-                           ActivityMaps& maps) {
+std::string size_fault(std::span<const Region> regions, std::span<const RegionSummary> summaries) {
   if (summaries.size() != regions.size()) {
     return std::to_string(summaries.size()) + " regions are committed, the descriptor has " + std::to_string(regions.size());
+  }
+  for (std::size_t i = 0; i < regions.size(); ++i) {
+    if (summaries[i].bytes > regions[i].capacity) {
+      return describe(regions[i]) + ": " + std::to_string(summaries[i].bytes) + " bytes are more than the reserved " +
+             std::to_string(regions[i].capacity);
+    }
+    if (is_bitmap(regions[i]) && summaries[i].bytes != regions[i].capacity)
+      return describe(regions[i]) + ": " + std::to_string(summaries[i].bytes) + " bytes of a bitmap";
+  }
+  return {};
+}
+
+std::string arrival_fault(const Descriptor& descriptor, std::span<const Region> regions, std::span<const RegionSummary> summaries,
+                          std::span<const std::uint64_t> checksums, std::span<const std::span<const std::byte>> bitmaps, ActivityMaps& maps) {
+  for (std::size_t i = 0; i < regions.size(); ++i) {
+    if (checksums[i] != summaries[i].checksum) return describe(regions[i]) + ": the checksum does not fit the bytes that arrived";
+    if (is_bitmap(regions[i])) maps.set_words(std::max(1, regions[i].loop), window_of(descriptor, regions[i].positions.begin), bitmaps[i]);
   }
   if (std::string fault = maps.fault(); !fault.empty()) return fault;
   for (std::size_t i = 0; i < regions.size(); ++i) {
@@ -257,23 +273,19 @@ std::string metadata_fault(const Descriptor& descriptor, std::span<const Region>
 
 std::string activation_fault(const Descriptor& descriptor, std::span<const Region> regions, std::span<const RegionSummary> summaries,
                              std::span<const std::span<const std::byte>> data) {
-  if (summaries.size() != regions.size() || data.size() != regions.size()) {
-    return std::to_string(summaries.size()) + " regions are committed, the descriptor has " + std::to_string(regions.size());
+  if (std::string fault = size_fault(regions, summaries); !fault.empty()) return fault;
+  if (data.size() != regions.size()) {
+    return std::to_string(data.size()) + " regions have arrived, the descriptor has " + std::to_string(regions.size());
+  }
+  std::vector<std::span<const std::byte>> arrived;
+  std::vector<std::uint64_t> checksums;
+  for (std::size_t i = 0; i < regions.size(); ++i) {
+    const auto bytes = static_cast<std::size_t>(summaries[i].bytes);
+    if (bytes > data[i].size()) return describe(regions[i]) + ": " + std::to_string(data[i].size()) + " of " + std::to_string(bytes) + " bytes have arrived";
+    checksums.push_back(region_checksum(arrived.emplace_back(data[i].first(bytes))));
   }
   ActivityMaps maps(descriptor);
-  for (std::size_t i = 0; i < regions.size(); ++i) {
-    if (summaries[i].bytes > data[i].size()) {
-      return describe(regions[i]) + ": " + std::to_string(summaries[i].bytes) + " bytes are more than the reserved " +
-             std::to_string(data[i].size());
-    }
-    const auto bytes = data[i].first(static_cast<std::size_t>(summaries[i].bytes));
-    if (region_checksum(bytes) != summaries[i].checksum) return describe(regions[i]) + ": the checksum does not fit the bytes that arrived";
-    const bool is_map = regions[i].kind == RegionKind::validity || regions[i].kind == RegionKind::activity;
-    if (is_map && bytes.size() != regions[i].capacity)
-      return describe(regions[i]) + ": " + std::to_string(bytes.size()) + " bytes of a bitmap";
-    if (is_map) maps.set_words(std::max(1, regions[i].loop), window_of(descriptor, regions[i].positions.begin), bytes);
-  }
-  return metadata_fault(descriptor, regions, summaries, maps);
+  return arrival_fault(descriptor, regions, summaries, checksums, arrived, maps);
 }
 
 }  // namespace loopgauge::handoff

@@ -117,9 +117,12 @@ class ActivityMaps {
 // `data` are the received bytes, all capacity of each; `summaries` is what the sender says of them. Empty when all is well.
 std::string activation_fault(const Descriptor& descriptor, std::span<const Region> regions, std::span<const RegionSummary> summaries,
                              std::span<const std::span<const std::byte>> data);
-// The same without reading the bytes of regions other than validity and activity, for receivers whose memory the host cannot read: they
-// compare the other checksums themselves. `maps` receives the activity.
-std::string metadata_fault(const Descriptor& descriptor, std::span<const Region> regions, std::span<const RegionSummary> summaries,
-                           ActivityMaps& maps);
+// The same in two steps, for receivers whose memory the host cannot read. First: more regions or bytes than were reserved.
+std::string size_fault(std::span<const Region> regions, std::span<const RegionSummary> summaries);
+// Then, with checksums [region] that the receiver has formed of the bytes that arrived, and the bytes of validity and activity regions (of the
+// others nothing is looked at). Sets `maps`, which must be of the descriptor and empty.
+std::string arrival_fault(const Descriptor& descriptor, std::span<const Region> regions, std::span<const RegionSummary> summaries,
+                          std::span<const std::uint64_t> checksums, std::span<const std::span<const std::byte>> bitmaps, ActivityMaps& maps);
+inline bool is_bitmap(const Region& region) { return region.kind == RegionKind::validity || region.kind == RegionKind::activity; }
 
 }  // namespace loopgauge::handoff

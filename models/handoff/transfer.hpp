@@ -16,6 +16,9 @@
 
 namespace loopgauge::handoff {
 
+// Where the regions that a transport moves lie.
+enum class MemoryPlace : std::uint8_t { host, device };
+
 // Memory of a region. `device` is the CUDA ordinal of this process, -1 for memory that the host reads and writes.
 struct Memory {
   std::byte* data = nullptr;
@@ -112,6 +115,7 @@ class ReceiverTransport {
 struct TransportEnds {
   std::unique_ptr<SenderTransport> sender;
   std::unique_ptr<ReceiverTransport> receiver;
+  MemoryPlace place = MemoryPlace::host;   // of the memory that it moves, at both ends
 };
 
 }  // namespace loopgauge::handoff

@@ -61,11 +61,11 @@ namespace {
 constexpr std::align_val_t kHostAlignment{256};
 
 // Null when the memory is exhausted.
-void* obtain(std::size_t bytes, const detail::AllocatorState& state) {
+void* obtain(std::size_t bytes, const detail::AllocatorState& state, bool ordered) {
   if (state.options.host_memory) return ::operator new(bytes, kHostAlignment, std::nothrow);
   void* data = nullptr;
-  const cudaError_t status = state.ordered ? cudaMallocFromPoolAsync(&data, bytes, state.ordered->pool(), state.ordered->stream())
-                                           : cudaMalloc(&data, bytes);
+  const cudaError_t status = ordered ? cudaMallocFromPoolAsync(&data, bytes, state.ordered->pool(), state.ordered->stream())
+                                     : cudaMalloc(&data, bytes);
   if (status == cudaErrorMemoryAllocation) {
     cudaGetLastError();  // not sticky: the device stays usable
     return nullptr;
@@ -74,12 +74,12 @@ void* obtain(std::size_t bytes, const detail::AllocatorState& state) {
   return data;
 }
 
-void poison(void* data, std::size_t bytes, const detail::AllocatorState& state) {
+void poison(void* data, std::size_t bytes, const detail::AllocatorState& state, bool ordered) {
   if (state.options.host_memory) {
     std::memset(data, 0xFF, bytes);
     return;
   }
-  if (state.ordered) {
+  if (ordered) {
     LOOPGAUGE_CUDA_CHECK(cudaMemsetAsync(data, 0xFF, bytes, state.ordered->stream()));
     return;
   }
@@ -93,7 +93,8 @@ DeviceBuffer::DeviceBuffer(DeviceBuffer&& other) noexcept
     : state_(std::move(other.state_)),
       data_(std::exchange(other.data_, nullptr)),
       bytes_(std::exchange(other.bytes_, 0)),
-      category_(other.category_) {}
+      category_(other.category_),
+      ordered_(other.ordered_) {}
 
 DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&& other) noexcept {
   if (this != &other) {
@@ -102,6 +103,7 @@ DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&& other) noexcept {
     data_ = std::exchange(other.data_, nullptr);
     bytes_ = std::exchange(other.bytes_, 0);
     category_ = other.category_;
+    ordered_ = other.ordered_;
   }
   return *this;
 }
@@ -112,7 +114,7 @@ void DeviceBuffer::reset() noexcept {
     ::operator delete(data_, kHostAlignment);
   } else {
     // A failure here is the sticky fault of earlier work, which the next checked call reports; a destructor has nobody to tell.
-    static_cast<void>(state_->ordered ? cudaFreeAsync(data_, state_->ordered->stream()) : cudaFree(data_));
+    static_cast<void>(ordered_ ? cudaFreeAsync(data_, state_->ordered->stream()) : cudaFree(data_));
   }
   state_->usage.in_use[static_cast<std::size_t>(category_)] -= bytes_;
   state_->usage.total_in_use -= bytes_;
@@ -132,7 +134,11 @@ const Stream& DeviceAllocator::stream() const {
   return state_->ordered->stream();
 }
 
-DeviceBuffer DeviceAllocator::allocate(MemoryCategory category, std::size_t bytes) {
+DeviceBuffer DeviceAllocator::allocate(MemoryCategory category, std::size_t bytes) { return allocate(category, bytes, state_->ordered.has_value()); }
+
+DeviceBuffer DeviceAllocator::allocate_shareable(MemoryCategory category, std::size_t bytes) { return allocate(category, bytes, false); }
+
+DeviceBuffer DeviceAllocator::allocate(MemoryCategory category, std::size_t bytes, bool ordered) {
   if (bytes == 0) return {};
   MemoryUsage& usage = state_->usage;
   const auto refuse = [&](const std::string& have) {
@@ -144,8 +150,8 @@ DeviceBuffer DeviceAllocator::allocate(MemoryCategory category, std::size_t byte
   const auto room = [&] { return options.limit_bytes - std::min(options.limit_bytes, usage.total_in_use); };
   const auto relieved = [&](std::size_t missing) { return state_->on_pressure && state_->on_pressure(missing); };
   if (bytes > room() && !(relieved(bytes - room()) && bytes <= room())) throw refuse("the limit is " + std::to_string(options.limit_bytes));
-  void* data = obtain(bytes, *state_);
-  if (data == nullptr && relieved(bytes)) data = obtain(bytes, *state_);
+  void* data = obtain(bytes, *state_, ordered);
+  if (data == nullptr && relieved(bytes)) data = obtain(bytes, *state_, ordered);
   if (data == nullptr) {
     if (options.host_memory) throw refuse("the host has no more");
     std::size_t free_bytes = 0;
@@ -160,8 +166,8 @@ DeviceBuffer DeviceAllocator::allocate(MemoryCategory category, std::size_t byte
   ++usage.live_buffers;
   usage.peak[index] = std::max(usage.peak[index], usage.in_use[index]);
   usage.total_peak = std::max(usage.total_peak, usage.total_in_use);
-  DeviceBuffer buffer(state_, data, bytes, category);
-  if (options.poison) poison(data, bytes, *state_);
+  DeviceBuffer buffer(state_, data, bytes, category, ordered);
+  if (options.poison) poison(data, bytes, *state_, ordered);
   return buffer;
 }
 

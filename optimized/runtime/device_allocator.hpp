@@ -44,13 +44,14 @@ class DeviceBuffer {
 
  private:
   friend class DeviceAllocator;
-  DeviceBuffer(std::shared_ptr<detail::AllocatorState> state, void* data, std::size_t bytes, MemoryCategory category)
-      : state_(std::move(state)), data_(data), bytes_(bytes), category_(category) {}
+  DeviceBuffer(std::shared_ptr<detail::AllocatorState> state, void* data, std::size_t bytes, MemoryCategory category, bool ordered)
+      : state_(std::move(state)), data_(data), bytes_(bytes), category_(category), ordered_(ordered) {}
 
   std::shared_ptr<detail::AllocatorState> state_;
   void* data_ = nullptr;
   std::size_t bytes_ = 0;
   MemoryCategory category_ = MemoryCategory::workspace;
+  bool ordered_ = false;
 };
 
 // Part of a buffer; not owned.
@@ -93,6 +94,9 @@ class DeviceAllocator {
   template <class T>
   DeviceBuffer allocate_array(MemoryCategory category, std::size_t count) { return allocate(category, count * sizeof(T)); }
 
+  // The same with cudaMalloc whatever the allocator's order: memory that other devices and processes can be given.
+  DeviceBuffer allocate_shareable(MemoryCategory category, std::size_t bytes);
+
   // The stream of a stream-ordered allocator. It lives as long as the allocator or a buffer does.
   const Stream& stream() const;
 
@@ -102,6 +106,8 @@ class DeviceAllocator {
   void reset_peak();
 
  private:
+  DeviceBuffer allocate(MemoryCategory category, std::size_t bytes, bool ordered);
+
   std::shared_ptr<detail::AllocatorState> state_;
 };
 

@@ -295,11 +295,6 @@ TEST_F(ExecutorTest, UnsupportedRequestsSayWhat) {
   RunOptions options;
   options.profile = Profile::reordered;
   EXPECT_THROW(executor_->begin(trace, config, options), UnsupportedError);
-  for (const Stage stage : {Stage::prefill, Stage::decode}) {
-    RunOptions half;
-    half.stage = stage;
-    EXPECT_THROW(executor_->begin(trace, config, half), UnsupportedError) << "a run of one side of a handoff would compute both";
-  }
   const Trace no_depths = shipped("boundary-short");
   EXPECT_THROW(executor_->begin(no_depths, config_of({"t0s0q0", EncodingPolicy::rolling, 256, "trace"}), {}), ConfigError);
   Checkpoint odd = tiny();

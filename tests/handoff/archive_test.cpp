@@ -8,7 +8,7 @@
 #include <fstream>
 
 #include "harness/handoff/handoff_executor.hpp"
-#include "harness/handoff/host_transport.hpp"
+#include "harness/handoff/local_transport.hpp"
 #include "harness/planner/planner.hpp"
 #include "models/error.hpp"
 #include "models/handoff/bytes.hpp"

@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "harness/handoff/host_transport.hpp"
+#include "harness/handoff/local_transport.hpp"
 #include "harness/planner/planner.hpp"
 #include "models/error.hpp"
 #include "tests/reference/executor/modes.hpp"
@@ -72,6 +72,20 @@ TEST_P(Handoff, EveryScheduleAndModifierGivesTheSame) {
     expect_same_requests(whole, handed, what);
     EXPECT_EQ(describe(handed.held_at_drain), "") << what;
     EXPECT_LE(handed.counters.most_in_flight, std::string(mode).find("async") == std::string::npos ? 1 : 2) << what;
+  }
+}
+
+// What is committed after a handoff is what a serial run commits, whatever was drafted.
+TEST_P(Handoff, SpeculationAfterItCommitsTheBitsOfASerialRun) {
+  const AlgorithmConfig config = GetParam();
+  const RunRecord whole = run(checkpoint_, trace(), config);
+  for (const char* mode : {"block_spec.d2.k3+pd", "block_spec.d1.k2+pd+async", "pipeline_spec.d1+pd", "pipeline_spec.d2+pd+async"}) {
+    const std::string what = setting_name(config) + ", " + mode;
+    const RunRecord handed = run_handed(checkpoint_, trace(), config, mode, {}, {}, kSmall);
+    expect_same_requests(whole, handed, what);
+    EXPECT_EQ(describe(handed.held_at_drain), "") << what;
+    EXPECT_GT(handed.counters.speculation_rounds, 0) << what;
+    for (const HandoffRecord& handoff : handed.handoffs) EXPECT_EQ(handoff.outcome, "handed over") << what;
   }
 }
 

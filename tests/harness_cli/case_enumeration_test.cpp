@@ -46,10 +46,6 @@ TEST(CaseEnumeration, ExitVariants) {
   EXPECT_EQ(ids({{"exit-depths", true}}).size(), plain.size() * 3);
 }
 
-TEST(CaseEnumeration, AModeWithoutPlannerIsAnErrorAndNotAShorterList) {
-  EXPECT_THROW(ids({{"a", false}}, {ModeSpec{.schedule = "pipeline_spec", .pd = true}}), UnsupportedError);
-}
-
 TEST(CaseEnumeration, ATraceMayBringItsWindowAndModes) {
   const std::vector<CaseTrace> traces{{"a", false, {parse_mode("serial"), parse_mode("wcpb+async")}, 64}, {"b"}};
   const auto own = ids(traces, {});

@@ -133,11 +133,23 @@ TEST(ExitCode, ANumericErrorOfTheAlgorithmIsAMismatch) {
   expect_failure({"run", "serial/t1s0q0/seven", "--checkpoint", (folder / "huge").string()}, 1, "finite");
 }
 
-TEST(ExitCode, WhatThisVersionOrMachineCannotDo) {
-  expect_failure({"run", "pipeline_spec.d2+pd/t0s0q0/seven"}, 4, "available: serial, split, mixed, wcpb, block_spec, pipeline_spec, each with any of prefix, pd, preempt, async, graph");
-  expect_failure({"run", "--trace", (kTraces / "seven.h5").string(), "--mode", "block_spec.d2.k4+pd"}, 4, "not available in this version");
+TEST(ExitCode, WhatThisMachineCannotDo) {
   if (optimized::device_status().available) GTEST_SKIP() << "a CUDA device is present: " << optimized::device_status().description;
   expect_failure({"run", "serial/t0s0q0/seven", "--executor", "optimized"}, 4, optimized::device_status().description);
+}
+
+TEST(ExitCode, HandoffsBetweenProcesses) {
+  const TemporaryFolder folder;
+  const std::string socket = (folder / "socket").string(), in_case = "serial/t0s0q0/seven";
+  expect_failure({"pd", "serve", in_case, "--socket", socket, "--lease", "0.2"}, 3, "no prefill side has come");
+  expect_failure({"pd", "send", in_case, "--socket", socket, "--lease", "0.2"}, 3, "no decode side waits there");
+  expect_failure({"pd", "send", in_case, "--socket", std::string(200, 'a')}, 3, "the path of a Unix socket");
+  expect_failure({"pd", "send", in_case, "--socket", socket, "--memory", "disk"}, 2, "is not one of: host, device");
+  write_file(folder / "file", "text");
+  expect_failure({"pd", "serve", in_case, "--socket", (folder / "file").string()}, 3, "is there already and no socket");
+  EXPECT_EQ(read_file(folder / "file"), "text");
+  expect_failure({"run", "pd/t0s0q0/seven", "--handoff-transport", "pigeon"}, 2, "is not one of: host, device, peer");
+  expect_failure({"run", "pd/t0s0q0/seven", "--handoff-transport", "device"}, 2, "which the reference executor has none of");
 }
 
 TEST(ExitCode, ModesAndPlannedFailures) {

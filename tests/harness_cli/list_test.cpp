@@ -86,13 +86,10 @@ TEST(List, TraceFilesInsteadOfASet) {
 TEST(List, IllegalCombinationsWithTheirReason) {
   const auto lines = list({"--illegal"});
   ASSERT_EQ(lines.size(), illegal_combinations("TRACE").size());
-  bool illegal = false, not_available = false;
   for (const std::string& line : lines) {
     EXPECT_EQ(std::count(line.begin(), line.end(), '\t'), 2) << line;
-    illegal |= line.find("\tillegal\t") != std::string::npos;
-    not_available |= line.find("\tnot available in this version\t") != std::string::npos;
+    EXPECT_NE(line.find("\tillegal\t"), std::string::npos) << line;
   }
-  EXPECT_TRUE(illegal && not_available);
   const auto json = nlohmann::json::parse(run_program({"list", "--illegal", "--output", "json"}).out);
   EXPECT_EQ(json.size(), lines.size());
 }
@@ -102,7 +99,7 @@ TEST(List, Refusals) {
   EXPECT_EQ(run_program({"list", "--shard", "5/4"}).exit_code, 2);
   EXPECT_EQ(run_program({"list", "--mode", "sideways"}).exit_code, 2);
   EXPECT_EQ(run_program({"list", "--mode", "serial", "serial"}).exit_code, 2);
-  EXPECT_EQ(run_program({"list", "--mode", "pipeline_spec.d2+pd"}).exit_code, 4);
+  EXPECT_EQ(run_program({"list", "--mode", "pd+preempt"}).exit_code, 2);
   EXPECT_EQ(run_program({"list", "--output", "xml"}).exit_code, 2);
   EXPECT_EQ(run_program({"list", "--illegal", "--set", "ci"}).exit_code, 2);
   EXPECT_EQ(run_program({"list", "--set", "no-such-set"}).exit_code, 3);

@@ -226,7 +226,6 @@ TEST(Planner, PreemptionWaitsForTheRoundToEnd) {
 
 TEST(Planner, RefusesWhatItDoesNotPlan) {
   const Trace trace = trace_of({request_of(5, 1)});
-  EXPECT_THROW(make_plan({.schedule = "block_spec", .pd = true}, trace, effective(64)), UnsupportedError);
   EXPECT_THROW(make_plan({.schedule = "nonsense"}, trace, effective(64)), ConfigError);
   EXPECT_THROW(make_plan(split_mode(-1), trace, effective(64)), ConfigError);
   EXPECT_THROW(make_plan({.schedule = "mixed", .token_budget = 1}, trace, effective(64)), ConfigError);
@@ -539,7 +538,7 @@ ModeSpec random_mode(const std::function<int(int)>& below) {
   if (mode.schedule == "wcpb") mode.chunk_windows = 1 + below(3);
   if (below(2) == 0) mode.prefix = true, mode.published_windows = below(2) * below(5);
   if (below(2) == 0) mode.preempt = true, mode.preempt_loops = 1 + below(6);
-  mode.pd = !mode.preempt && !mode.speculates() && below(2) == 0;
+  mode.pd = !mode.preempt && below(2) == 0;
   mode.async = below(2) == 0;
   mode.graph = below(2) == 0;
   return mode;

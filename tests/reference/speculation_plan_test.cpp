@@ -54,6 +54,22 @@ TEST_F(SpeculationPlanRules, ARoundPerRowIsLegalHoweverItIsCut) {
             "");
 }
 
+TEST_F(SpeculationPlanRules, WhatWasHandedOffSpeculatesAndNothingBefore) {
+  Plan plan = block({{{prompt()}}, {{draft(0, 3, 1, 2)}}, {{verify(3, 4)}}, {{draft(0, 3, 1, 2)}}, {{verify(3, 4)}}});
+  plan.handoff = true;
+  expect_fault(plan, {"submission 1", "has not been handed off"});
+  plan.submissions[1].actions.push_back({ActionKind::hand_off, 0});
+  EXPECT_EQ(fault(plan), "");
+  plan = pipeline({{{prompt()}}});
+  plan.handoff = true;
+  for (int cycle = 0; cycle < 4; ++cycle) {
+    plan.submissions.push_back({{stage(1, 3, 3), stage(0, 1, 1)}});
+    plan.submissions.push_back({{stage(1, 4, 4), stage(0, 2, 2)}});
+  }
+  plan.submissions[1].actions.push_back({ActionKind::hand_off, 0});
+  EXPECT_EQ(fault(plan), "");
+}
+
 TEST_F(SpeculationPlanRules, ARoundIsInOrder) {
   expect_fault(block({{{draft(0, 3, 1, 2)}}}), {"submission 0", "complete prompt"});
   expect_fault(block({{{prompt()}}, {{draft(1, 3, 1, 2)}}}), {"row 0 of the round is next"});
@@ -106,9 +122,6 @@ TEST_F(SpeculationPlanRules, SpeculationHasItsOwnLimits) {
   plan.speculation = {SpeculationKind::pipeline, 4, 0};
   expect_fault(plan, {"draft of 4 loops", "1..3"});
   plan.speculation = {SpeculationKind::block, 2, 2};
-  plan.handoff = true;
-  expect_fault(plan, {"does not speculate"});
-  plan.handoff = false;
   AlgorithmConfig exits;
   exits.exit.mode = ExitMode::trace;
   config_ = resolve(exits);

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "harness/handoff/side_runs.hpp"
+
+#include <functional>
+#include <string>
+#include <thread>
+
+#include "harness/interrupt.hpp"
+#include "models/error.hpp"
+
+namespace loopgauge::harness {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr std::chrono::microseconds kPause{50};
+constexpr std::chrono::milliseconds kFarewell{2000};
+
+// Moves everything on until `done`. False when nothing has moved for a lease.
+bool pump_until(const std::function<bool()>& pump, const std::function<bool()>& done, std::chrono::milliseconds lease) {
+  auto last = Clock::now();
+  while (!done()) {
+    throw_if_interrupted();
+    if (pump()) {
+      last = Clock::now();
+    } else if (Clock::now() - last > lease) {
+      return false;
+    } else {
+      std::this_thread::sleep_for(kPause);
+    }
+  }
+  return true;
+}
+
+// Why the other side does not take part any more; empty while it does.
+std::string absence(const SocketConnection& connection, handoff::Channel& channel, const char* side) {
+  if (!channel.peer_lost()) return {};
+  if (!goodbye_came(connection)) return std::string(": the process of the ") + side + " side has ended without a word";
+  const std::string reason = goodbye_reason(connection);
+  return std::string(": the ") + side + " side has ended" + (reason.empty() ? "" : ": " + reason);
+}
+
+// Ends every request, and the run: what this side held goes with them, or is named.
+FileError not_handed_over(Executor& executor, int request, const Trace& trace, handoff::Outcome outcome, const std::string& reason,
+                         const std::string& absence) {
+  Submission end;
+  for (std::size_t i = 0; i < trace.requests.size(); ++i) end.actions.push_back({ActionKind::cancel, static_cast<int>(i)});
+  executor.submit(end);
+  const std::string held = describe(executor.finish().held_at_drain);
+  return FileError("request " + std::to_string(request) + " of trace " + trace.name + " was not handed over (" + std::string(to_string(outcome)) + ")" +
+                   (reason.empty() ? "" : ": " + reason) + absence + "; held here afterwards: " + (held.empty() ? "nothing" : held));
+}
+
+// Runs one side, and whatever ends it tells the other.
+template <class Body>
+RunRecord with_goodbye(SocketConnection& connection, Body body) {
+  std::string reason = "it was interrupted";
+  try {
+    RunRecord record = body();
+    say_goodbye(connection, {}, kFarewell);
+    return record;
+  } catch (const std::exception& error) {
+    reason = error.what();
+    say_goodbye(connection, reason, kFarewell);
+    throw;
+  } catch (...) {
+    say_goodbye(connection, reason, kFarewell);
+    throw;
+  }
+}
+
+}  // namespace
+
+SplitSubmission split_submission(const Submission& submission, const std::set<int>& handed) {
+  SplitSubmission split;
+  for (const Action& action : submission.actions) {
+    const int request = action.request;
+    switch (action.kind) {
+      case ActionKind::hand_off:
+        split.handed.push_back(request);
+        break;
+      case ActionKind::publish:
+      case ActionKind::evict:
+        split.prompts.actions.push_back(action);
+        break;
+      case ActionKind::reuse:
+        split.prompts.actions.push_back(action);
+        split.offers.push_back(request);
+        break;
+      case ActionKind::cancel:
+        // The request ends on both sides; of one that has been handed over P holds nothing.
+        if (!handed.contains(request)) {
+          split.prompts.actions.push_back(action);
+          split.cancels.push_back(request);
+        }
+        split.rest.actions.push_back(action);
+        break;
+      default:
+        (handed.contains(request) ? split.rest : split.prompts).actions.push_back(action);
+    }
+  }
+  for (const WorkItem& item : submission.items) (item.kind == RowKind::prefill ? split.prompts : split.rest).items.push_back(item);
+  split.prompts.failure = split.rest.failure = submission.failure;
+  for (const WorkItem& item : split.prompts.items) split.offers.push_back(item.request);
+  return split;
+}
+
+bool completes_prompt(const WorkItem& item, const Trace& trace, int loops) {
+  return item.end == trace.requests.at(static_cast<std::size_t>(item.request)).prompt_length() && item.loop_last == loops;
+}
+
+RunOptions prefill_options(const RunOptions& options, handoff::MemoryPlace place) {
+  RunOptions prefill = options;
+  prefill.handoff = false;
+  prefill.stage = Stage::prefill;
+  prefill.region_memory = place;
+  prefill.graph_replay = false;  // captured are decode steps
+  prefill.speculation = {};      // speculated is on what decode rows say
+  return prefill;
+}
+
+RunOptions decode_options(const RunOptions& options, handoff::MemoryPlace place) {
+  RunOptions decode = options;
+  decode.handoff = false;
+  decode.stage = Stage::decode;
+  decode.region_memory = place;
+  return decode;
+}
+
+RunRecord run_prefill_side(Executor& executor, const Plan& plan, const Trace& trace, const EffectiveConfig& config, const RunOptions& options,
+                           const std::shared_ptr<SocketConnection>& connection, const SideOptions& side) {
+  return with_goodbye(*connection, [&] {
+    executor.begin(trace, config, prefill_options(options_for(plan, options), side.place));
+    handoff::Source* source = executor.handoff_source();
+    if (source == nullptr) throw UnsupportedError("the " + executor.name() + " executor takes no part in handoffs");
+    const auto transport = make_socket_sender(connection, side.place);
+    // Lives of a sender are told apart by the time at which they begin.
+    SenderEndpoint sender(*source, *transport, static_cast<std::uint64_t>(Clock::now().time_since_epoch().count()), side.limits);
+    const auto pump = [&] {
+      bool any = false;
+      while (sender.step()) any = true;
+      return any;
+    };
+    std::set<int> handed;
+    for (const Submission& submission : plan.submissions) {
+      throw_if_interrupted();
+      const SplitSubmission split = split_submission(submission, handed);
+      executor.submit(split.prompts);
+      for (const int request : split.cancels) {
+        if (!sender.knows(request)) continue;
+        sender.cancel(request);
+        if (!pump_until(pump, [&] { return sender.closed(request); }, side.lease)) sender.lease_expired(request);
+      }
+      for (const int request : split.offers) {
+        if (!sender.knows(request)) sender.offer(request);
+      }
+      for (const WorkItem& item : split.prompts.items) {
+        if (completes_prompt(item, trace, config.loops()) && submission.failure == PlannedFailure::none) sender.prompt_complete(item.request);
+      }
+      pump();
+      for (const int request : split.handed) {
+        const auto start = Clock::now();
+        if (!pump_until(pump, [&] { return sender.closed(request); }, side.lease)) sender.lease_expired(request);
+        if (sender.outcome(request) != handoff::Outcome::handed_over) {
+          throw not_handed_over(executor, request, trace, sender.outcome(request), sender.reason(request), absence(*connection, transport->channel(), "decode"));
+        }
+        sender.set_seconds(request, std::chrono::duration<double>(Clock::now() - start).count());
+        handed.insert(request);
+      }
+    }
+    RunRecord record = executor.finish();
+    for (std::size_t i = 0; i < trace.requests.size(); ++i) {
+      if (!sender.knows(static_cast<int>(i))) continue;
+      record.handoffs.push_back(sender.record(static_cast<int>(i)));
+      record.handoffs.back().transport = std::string(transport->name());
+    }
+    return record;
+  });
+}
+
+RunRecord run_decode_side(Executor& executor, const Plan& plan, const Trace& trace, const EffectiveConfig& config, const RunOptions& options,
+                          const std::shared_ptr<SocketConnection>& connection, const SideOptions& side) {
+  return with_goodbye(*connection, [&] {
+    executor.begin(trace, config, decode_options(options_for(plan, options), side.place));
+    handoff::Target* target = executor.handoff_target();
+    if (target == nullptr) throw UnsupportedError("the " + executor.name() + " executor takes no part in handoffs");
+    const auto transport = make_socket_receiver(connection, side.place);
+    ReceiverEndpoint receiver(*target, *transport);
+    const auto pump = [&] {
+      bool any = false;
+      while (receiver.step()) any = true;
+      return any;
+    };
+    const auto lost = [&] { return transport->channel().peer_lost(); };
+    std::set<int> handed;
+    for (const Submission& submission : plan.submissions) {
+      throw_if_interrupted();
+      const SplitSubmission split = split_submission(submission, handed);
+      for (const int request : split.cancels) receiver.cancel(request);
+      pump();
+      for (const int request : split.handed) {
+        const auto ended = [&] { return receiver.knows(request) && (receiver.closed(request) || receiver.state(request) == handoff::Receiver::State::active); };
+        if (!pump_until(pump, [&] { return ended() || lost(); }, side.lease)) receiver.lease_expired(request);
+        pump();  // what the loss of the other side ends
+        if (!receiver.knows(request) || receiver.state(request) != handoff::Receiver::State::active) {
+          const auto outcome = receiver.knows(request) ? receiver.outcome(request) : lost() ? handoff::Outcome::peer_lost : handoff::Outcome::expired;
+          const std::string reason = receiver.knows(request) ? receiver.reason(request) : "nothing has come of it";
+          throw not_handed_over(executor, request, trace, outcome, reason, absence(*connection, transport->channel(), "prefill"));
+        }
+        handed.insert(request);
+      }
+      executor.submit(split.rest);
+    }
+    // The other side may be waiting for an answer: until it has gone too. Whatever becomes of it then, everything has been decoded.
+    static_cast<void>(pump_until(pump, [&] { return goodbye_came(*connection) || lost(); }, side.lease));
+    RunRecord record = executor.finish();
+    for (RequestRecord& request : record.requests) request.scores = {}, request.active = {};
+    return record;
+  });
+}
+
+}  // namespace loopgauge::harness

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// The two sides in two processes of one host. Control messages go over a Unix socket; regions in host memory go over it too ("socket"), regions in
+// device memory are written by the sender into memory that the receiver names (CUDA IPC, "ipc"). Frames: models/handoff/README.md.
+//
+// A process that is gone: its end of the socket is closed, and it has said goodbye, after its last write, or the kernel has ended it. Only then does
+// peer_lost() hold, because a process that is being killed may have writes under way when its socket is already closed.
+#pragma once
+
+#include <chrono>
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include "models/handoff/transfer.hpp"
+
+namespace loopgauge::harness {
+
+class SocketConnection;
+
+// Waits for one sender, for at most so long. The path is made for it and removed; a path that a process left behind is replaced.
+// Throws FileError naming the path.
+std::shared_ptr<SocketConnection> accept_handoffs(const std::filesystem::path& path, std::chrono::milliseconds at_most);
+// Connects to a receiver, which may come later, within so long. Throws FileError naming the path.
+std::shared_ptr<SocketConnection> connect_handoffs(const std::filesystem::path& path, std::chrono::milliseconds at_most);
+// Of a connected pair of sockets, whose process is `peer`.
+std::shared_ptr<SocketConnection> adopt_socket(int descriptor, int peer);
+
+// Both ends must move memory of the same place: learned with the first frame, where a difference throws HandoffError naming it.
+std::unique_ptr<handoff::SenderTransport> make_socket_sender(std::shared_ptr<SocketConnection> connection, handoff::MemoryPlace place);
+std::unique_ptr<handoff::ReceiverTransport> make_socket_receiver(std::shared_ptr<SocketConnection> connection, handoff::MemoryPlace place);
+
+// Tells the other side that nothing more comes, and why where something is wrong. No write of this side may be under way. Waits, at most so long,
+// until it has left.
+void say_goodbye(SocketConnection& connection, const std::string& reason, std::chrono::milliseconds at_most);
+// The other side's: that it came, and its reason.
+bool goodbye_came(const SocketConnection& connection);
+std::string goodbye_reason(const SocketConnection& connection);
+
+}  // namespace loopgauge::harness

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+// A handoff through a pair of sockets, and what the connection makes of an other end that ends, lies or sends garbage.
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "harness/handoff/endpoint.hpp"
+#include "harness/handoff/socket_transport.hpp"
+#include "models/error.hpp"
+#include "tests/handoff/handoff_fixture.hpp"
+#include "tests/reference/executor/modes.hpp"
+
+namespace loopgauge::test {
+namespace {
+
+using handoff::MemoryPlace;
+using Bytes = std::vector<std::byte>;
+constexpr std::chrono::milliseconds kSoon{2000};
+
+struct Pair {
+  Pair() {
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) throw std::runtime_error("socketpair failed");
+  }
+  int ends[2] = {-1, -1};  // owned by the connections that are made of them
+};
+
+TEST(HandoffSocket, CarriesAHandoffWithEveryBit) {
+  const Checkpoint checkpoint = tiny_checkpoint();
+  const Trace trace = trace_of({request(0, 150, 3), request(1, 70, 2)});
+  for (const char* text : {"t0s0q0", "t1s1q1"}) {
+    const EffectiveConfig config = EffectiveConfig::resolve(switches(text), checkpoint.config);
+    Pair pair;
+    const auto to_receiver = harness::adopt_socket(pair.ends[0], getpid()), to_sender = harness::adopt_socket(pair.ends[1], getpid());
+    const auto prefill = reference::make_reference_executor(checkpoint), decode = reference::make_reference_executor(checkpoint);
+    RunOptions options;
+    options.stage = Stage::prefill;
+    prefill->begin(trace, config, options);
+    options.stage = Stage::decode;
+    options.record = RecordGroups::all();
+    decode->begin(trace, config, options);
+    const auto out = harness::make_socket_sender(to_receiver, MemoryPlace::host);
+    const auto in = harness::make_socket_receiver(to_sender, MemoryPlace::host);
+    EXPECT_EQ(out->name(), "socket");
+    harness::SenderEndpoint sender(*prefill->handoff_source(), *out, 1, {.partition_bytes = 900, .bytes_in_flight = 2000, .export_bytes = 3000});
+    harness::ReceiverEndpoint receiver(*decode->handoff_target(), *in);
+    for (const int request : {0, 1}) {
+      sender.offer(request);
+      prefill->submit({{{request, RowKind::prefill, 0, trace.requests[static_cast<std::size_t>(request)].prompt_length(), 1, 4}}});
+      while (!sender.closed(request)) static_cast<void>(sender.step()), static_cast<void>(receiver.step());
+      ASSERT_EQ(sender.outcome(request), handoff::Outcome::handed_over) << sender.reason(request);
+      const int first = trace.requests[static_cast<std::size_t>(request)].prompt_length();
+      for (int j = 0; j < trace.requests[static_cast<std::size_t>(request)].max_new_tokens; ++j)
+        decode->submit({{{request, RowKind::decode, first + j, first + j + 1, 1, 4}}});
+    }
+    const RunRecord whole = run(checkpoint, trace, switches(text)), handed = decode->finish();
+    for (std::size_t i = 0; i < 2; ++i) {
+      EXPECT_EQ(handed.requests[i].logits.data, whole.requests[i].logits.data) << text;
+      EXPECT_EQ(handed.requests[i].tokens, whole.requests[i].tokens) << text;
+    }
+    EXPECT_EQ(describe(handed.held_at_drain), "");
+    EXPECT_EQ(describe(prefill->finish().held_at_drain), "");
+  }
+}
+
+TEST(HandoffSocket, EndsThatMoveMemoryOfDifferentPlacesRefuseEachOther) {
+  Pair pair;
+  const auto a = harness::adopt_socket(pair.ends[0], getpid()), b = harness::adopt_socket(pair.ends[1], getpid());
+  const auto in = harness::make_socket_receiver(b, MemoryPlace::host);
+  const auto device = harness::make_socket_receiver(a, MemoryPlace::device);  // as a sender of device memory begins
+  try {
+    static_cast<void>(in->channel().receive());
+    FAIL() << "nothing was refused";
+  } catch (const handoff::HandoffError& error) {
+    EXPECT_STREQ(error.what(), "handoff socket: the other side moves device memory, this one host memory");
+  }
+}
+
+// A socket that is closed may belong to a process that still has writes under way.
+TEST(HandoffSocket, APeerIsLostWithItsProcessOrItsGoodbye) {
+  Pair pair;
+  const auto living = harness::adopt_socket(pair.ends[0], getpid());
+  const auto in = harness::make_socket_receiver(living, MemoryPlace::host);
+  close(pair.ends[1]);
+  static_cast<void>(in->channel().receive());
+  EXPECT_FALSE(in->channel().peer_lost()) << "its process lives and has said nothing";
+
+  Pair farewell;
+  const auto here = harness::adopt_socket(farewell.ends[0], getpid());
+  const auto receiver = harness::make_socket_receiver(here, MemoryPlace::host);
+  {
+    const auto there = harness::adopt_socket(farewell.ends[1], getpid());
+    const auto sender = harness::make_socket_sender(there, MemoryPlace::host);
+    harness::say_goodbye(*there, "because", kSoon);
+  }
+  static_cast<void>(receiver->channel().receive());
+  EXPECT_TRUE(receiver->channel().peer_lost());
+  EXPECT_EQ(harness::goodbye_reason(*here), "because");
+
+  Pair killed;
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    close(killed.ends[0]);
+    pause();
+    _exit(0);
+  }
+  close(killed.ends[1]);
+  const auto watching = harness::adopt_socket(killed.ends[0], child);
+  const auto watched = harness::make_socket_receiver(watching, MemoryPlace::host);
+  static_cast<void>(watched->channel().receive());
+  EXPECT_FALSE(watched->channel().peer_lost());
+  kill(child, SIGKILL);
+  for (int i = 0; i < 2000 && !watched->channel().peer_lost(); ++i) {
+    static_cast<void>(watched->channel().receive());
+    usleep(1000);
+  }
+  EXPECT_TRUE(watched->channel().peer_lost());
+  EXPECT_FALSE(harness::goodbye_came(*watching));
+  waitpid(child, nullptr, 0);
+}
+
+TEST(HandoffSocket, AWriteOutsideWhatIsExposedFailsAndTouchesNothing) {
+  Pair pair;
+  const auto a = harness::adopt_socket(pair.ends[0], getpid()), b = harness::adopt_socket(pair.ends[1], getpid());
+  const auto out = harness::make_socket_sender(a, MemoryPlace::host);
+  const auto in = harness::make_socket_receiver(b, MemoryPlace::host);
+  std::vector<std::byte> memory(64, std::byte{7}), bytes(32, std::byte{1});
+  const handoff::Destination destination = in->expose({memory.data(), 40, -1});
+  const auto write = [&](std::uint64_t ticket, const handoff::Destination& to, std::uint64_t offset) {
+    out->write(ticket, {bytes.data(), bytes.size(), -1}, to, offset);
+    std::vector<handoff::WriteResult> results;
+    for (int i = 0; i < 100 && results.empty(); ++i) {
+      static_cast<void>(in->channel().receive());
+      static_cast<void>(out->channel().receive());
+      results = out->ended();
+    }
+    return results.size() == 1 && results[0].ticket == ticket && results[0].success;
+  };
+  EXPECT_TRUE(write(1, destination, 8));
+  EXPECT_FALSE(write(2, destination, 9)) << "over the end";
+  EXPECT_FALSE(write(3, {destination.address, 1000}, 40)) << "a capacity that the sender makes up";
+  EXPECT_FALSE(write(4, {destination.address + 1, 40}, 0)) << "nowhere";
+  in->withdraw(destination);
+  EXPECT_FALSE(write(5, destination, 0)) << "withdrawn";
+  for (std::size_t i = 0; i < memory.size(); ++i) EXPECT_EQ(memory[i], i >= 8 && i < 40 ? std::byte{1} : std::byte{7}) << i;
+}
+
+TEST(HandoffSocket, GarbageIsRefusedWhateverItIs) {
+  std::mt19937 generator(17);
+  Bytes good;
+  {
+    Pair pair;
+    const auto a = harness::adopt_socket(pair.ends[0], getpid());
+    const auto out = harness::make_socket_sender(a, MemoryPlace::host);
+    std::vector<std::byte> bytes(100, std::byte{3});
+    out->write(1, {bytes.data(), bytes.size(), -1}, {1, 100}, 0);
+    handoff::Message message;
+    message.kind = handoff::MessageKind::writes_ended;
+    out->channel().send(handoff::serialize(message));
+    good.resize(4096);
+    good.resize(static_cast<std::size_t>(recv(pair.ends[1], good.data(), good.size(), MSG_DONTWAIT)));
+    close(pair.ends[1]);
+  }
+  for (int round = 0; round < 2000; ++round) {
+    Bytes bytes = good;
+    for (std::uint32_t i = 0; i <= generator() % 4; ++i) mutate(bytes, generator);
+    Pair pair;
+    const auto b = harness::adopt_socket(pair.ends[1], getpid());
+    const auto in = harness::make_socket_receiver(b, MemoryPlace::host);
+    std::vector<std::byte> memory(100);
+    static_cast<void>(in->expose({memory.data(), memory.size(), -1}));
+    ASSERT_EQ(send(pair.ends[0], bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
+    try {
+      for (int i = 0; i < 4; ++i) {
+        if (const auto message = in->channel().receive()) static_cast<void>(handoff::parse_message(*message));
+      }
+    } catch (const handoff::HandoffError&) {
+    }
+    close(pair.ends[0]);
+  }
+}
+
+}  // namespace
+}  // namespace loopgauge::test
