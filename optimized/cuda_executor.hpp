@@ -22,11 +22,12 @@ struct DeviceStatus {
 // Of the current device. Never throws.
 DeviceStatus device_status();
 
-// How projections are computed. Both choices give a row the same bits whatever the number of rows beside it; they need not equal each other.
+// How projections are computed. Each choice gives a row the same bits whatever the number of rows beside it; they need not equal each other.
 enum class LinearImplementation {
   automatic,                       // library for large matrices, tensor_core_tiles for small ones
   library,                         // cuBLASLt without workspace
   tensor_core_tiles,               // own kernel: every output adds its 32-wide products in ascending order
+  split_k,                         // own kernel for few rows, by choice only: weights stream through registers, the warps of a block share out K
 };
 
 struct CudaExecutorOptions {

@@ -20,6 +20,7 @@ namespace loopgauge::optimized {
 namespace {
 
 constexpr int kWindow = 256;
+constexpr int kMostDecodeRows = kMaxRequests;
 
 ModelConfig checked(const ModelConfig& shape) {
   const DeviceStatus status = device_status();
@@ -44,7 +45,7 @@ class StepBench {
 
   StepBenchResult run() {
     measure_ceilings();
-    for (const int batch : {1, 8, 64, 256, 2048}) measure_linear(batch);
+    for (const int batch : {1, 8, kMostDecodeRows, 256, 2048}) measure_linear(batch);
     for (const std::string& switches : options_.switches) {
       for (const int context : options_.contexts) {
         for (const int batch : options_.batches) {
@@ -165,7 +166,9 @@ class StepBench {
                                 {"linear.down_proj", &DeviceLayerWeights::down_proj, model_.intermediate, model_.hidden}};
     const DeviceBuffer x = random(static_cast<std::size_t>(rows) * std::max(model_.intermediate, width), 1.0f);
     DeviceBuffer y = random(static_cast<std::size_t>(rows) * 2 * model_.intermediate, 1.0f);
-    for (const LinearImplementation implementation : {LinearImplementation::library, LinearImplementation::tensor_core_tiles}) {
+    for (const LinearImplementation implementation :
+         {LinearImplementation::library, LinearImplementation::tensor_core_tiles, LinearImplementation::split_k}) {
+      if (implementation == LinearImplementation::split_k && rows > kMostDecodeRows) continue;  // made for few
       for (const Product& product : products) {
         // All layers in turn, so that weights come from memory and not from the cache.
         Timing timing = timed(options_.repeats, [&] {

@@ -4,6 +4,7 @@
 #include <string>
 #include <type_traits>
 
+#include "optimized/ops/linear_split_k.cuh"
 #include "optimized/runtime/cuda_check.hpp"
 
 namespace loopgauge::optimized {
@@ -156,7 +157,10 @@ void linear_any(CublasLt& library, LinearImplementation implementation, const Bf
     throw UnsupportedError("linear: " + std::to_string(in) + " inputs and " + std::to_string(out) + " outputs are not multiples of 8");
   }
   if (rows == 0) return;
-  if (resolve(implementation, in, out) == LinearImplementation::library) {
+  const LinearImplementation chosen = resolve(implementation, in, out);
+  if (chosen == LinearImplementation::split_k) {
+    linear_split_k(x, x_stride, weight, y, rows, in, out, stream);
+  } else if (chosen == LinearImplementation::library) {
     library.multiply(x, x_stride, weight, y, kFloat ? CUDA_R_32F : CUDA_R_16BF, rows, in, out, stream);
   } else if (rows <= 16) {
     launch_tiles<16, 64, 1, 4>(x, x_stride, weight, y, rows, in, out, stream);
@@ -174,6 +178,7 @@ std::string_view to_string(LinearImplementation implementation) {
     case LinearImplementation::automatic: return "automatic";
     case LinearImplementation::library: return "library";
     case LinearImplementation::tensor_core_tiles: return "tensor_core_tiles";
+    case LinearImplementation::split_k: return "split_k";
   }
   return "unknown";
 }
@@ -181,7 +186,7 @@ std::string_view to_string(LinearImplementation implementation) {
 LinearImplementation resolve(LinearImplementation implementation, int in, int out) {
   if (implementation != LinearImplementation::automatic) return implementation;
   // The library's rows were measured to be independent of their number at the extents of Ouro-1.4B, where its speed counts; the own
-  // kernel's are by construction.
+  // kernels' are by construction.
   constexpr int kMeasured = 2048;
   return in >= kMeasured && out >= kMeasured ? LinearImplementation::library : LinearImplementation::tensor_core_tiles;
 }

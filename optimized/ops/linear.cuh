@@ -21,7 +21,7 @@ LinearImplementation resolve(LinearImplementation implementation, int in, int ou
 // Requires: in % 8 == 0, x_stride % 8 == 0, 16-byte aligned pointers; out % 8 == 0 with BF16 and out % 4 == 0 with FP32 output.
 // Numerics: FP32 accumulation of exact products in another order than the reference, one rounding to BF16 (none for FP32).
 // Determinism: the same bits run to run and for any number of rows beside it (library: checked by test at the shapes in use).
-// Launch: library, or tiles of 16 x 64 (at most 16 rows), 32 x 64 (at most 64 rows) and 128 x 128 outputs.
+// Launch: library; tiles of 16 x 64 (at most 16 rows), 32 x 64 (at most 64 rows) and 128 x 128 outputs; or linear_split_k.
 // Traffic: the weights once per row tile.
 void linear(CublasLt& library, LinearImplementation implementation, const Bfloat16* x, int x_stride, const Bfloat16* weight, Bfloat16* y,
             int rows, int in, int out, cudaStream_t stream);

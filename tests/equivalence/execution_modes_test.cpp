@@ -3,6 +3,9 @@
 // read to prepare a submission in asynchronous execution, and nothing is held at the end.
 #include <algorithm>
 #include <array>
+#include <bit>
+#include <cmath>
+#include <random>
 #include <utility>
 
 #include "models/error.hpp"
@@ -44,6 +47,67 @@ TEST_F(ExecutionModesTest, RegroupedPlansHaveTheBitsOfTheSerialRun) {
         expect_same_run(serial, actual, config.window(), std::string(name) + " " + mode + ", " + text(setting));
         EXPECT_EQ(actual.counters.executed_rows, serial.counters.executed_rows) << mode;
         EXPECT_EQ(actual.counters.most_in_flight, 1) << mode;
+      }
+    }
+  }
+}
+
+// One layer with the extents from which projections go through the library (LinearImplementation::automatic).
+Checkpoint wide_checkpoint() {
+  constexpr int kWide = 2048;
+  Checkpoint c;
+  c.config.layers = 1, c.config.loops = kLoops, c.config.hidden = kWide, c.config.heads = 16, c.config.head_dim = 128;
+  c.config.intermediate = kWide, c.config.vocab = kWide, c.config.max_positions = 1024;
+  c.config.rms_norm_eps = 1e-6f, c.config.rope_theta = 1e6;
+  c.sha256 = std::string(64, '8');
+  std::mt19937 generator(11);
+  const auto fill = [&](std::vector<std::int64_t> shape, float scale, float offset = 0.0f) {
+    std::normal_distribution<float> normal(offset, scale);
+    Tensor<Bfloat16Bits> tensor(std::move(shape));
+    for (Bfloat16Bits& word : tensor.data)
+      word = static_cast<Bfloat16Bits>(std::bit_cast<std::uint32_t>(reference::round_to_bfloat16(normal(generator))) >> 16);
+    return tensor;
+  };
+  const auto linear = [&] { return fill({kWide, kWide}, 1.0f / std::sqrt(static_cast<float>(kWide))); };
+  const auto norm = [&] { return fill({kWide}, 0.1f, 1.0f); };
+  c.embed_tokens = fill({kWide, kWide}, 1.0f);
+  LayerWeights w;
+  for (auto* weights : {&w.q_proj, &w.k_proj, &w.v_proj, &w.o_proj, &w.gate_proj, &w.up_proj, &w.down_proj}) *weights = linear();
+  for (auto* weights : {&w.input_layernorm, &w.input_layernorm_2, &w.post_attention_layernorm, &w.post_attention_layernorm_2}) *weights = norm();
+  c.layers.push_back(std::move(w));
+  c.norm = norm();
+  c.early_exit_gate = fill({1, kWide}, 0.005f);
+  c.early_exit_bias = fill({1}, 0.1f);
+  c.lm_head = linear();
+  return c;
+}
+
+TEST_F(ExecutionModesTest, AWideModelKeepsItsBitsWithEveryProduct) {
+  const Checkpoint checkpoint = wide_checkpoint();
+  Trace trace;
+  trace.name = "wide";
+  trace.vocab_size = checkpoint.config.vocab;
+  std::mt19937 generator(3);
+  for (const auto& [prompt, fed] : {std::pair{9, 12}, std::pair{150, 5}, std::pair{70, 3}}) {
+    TraceRequest request;
+    request.id = static_cast<int>(trace.requests.size());
+    for (int i = 0; i < prompt; ++i) request.prompt.push_back(static_cast<std::int32_t>(generator() % 2048));
+    for (int i = 0; i < fed; ++i) request.forced.push_back(static_cast<std::int32_t>(generator() % 2048));
+    request.max_new_tokens = fed;
+    trace.requests.push_back(std::move(request));
+  }
+  using optimized::LinearImplementation;
+  for (const LinearImplementation linear : {LinearImplementation::automatic, LinearImplementation::tensor_core_tiles, LinearImplementation::split_k}) {
+    const auto executor = optimized::make_cuda_executor(checkpoint, {.linear = linear, .poison = true});
+    for (const Setting& setting : {Setting{"t0s0q0", EncodingPolicy::rolling, 64}, Setting{"t1s1q1", EncodingPolicy::rolling, 64}}) {
+      AlgorithmConfig algorithm;
+      apply_switches(algorithm, setting.switches);
+      algorithm.window = setting.window;
+      const EffectiveConfig config = EffectiveConfig::resolve(algorithm, checkpoint.config);
+      const RunRecord serial = run(*executor, trace, config);
+      for (const char* mode : {"mixed.b40", "split.p23", "wcpb", "mixed.b64+graph"}) {
+        expect_same_run(serial, run(*executor, trace, config, {.record = RecordGroups::all()}, mode), config.window(),
+                        std::string(mode) + ", " + text(setting) + ", product " + std::to_string(static_cast<int>(linear)));
       }
     }
   }

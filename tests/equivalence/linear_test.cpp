@@ -24,7 +24,9 @@ struct Product {
 // The projections of ouro-tiny and of Ouro-1.4B, and its head cut to a size the reference can follow.
 const Product kTiny[] = {{384, 1152}, {384, 384}, {384, 2048}, {1024, 384}, {384, 264}};
 const Product kLarge[] = {{2048, 6144}, {2048, 2048}, {2048, 11264}, {5632, 2048}, {2048, 49152}};
-const LinearImplementation kImplementations[] = {LinearImplementation::library, LinearImplementation::tensor_core_tiles};
+// No multiple of any tile, in either direction.
+const Product kPartial[] = {{8, 8}, {40, 24}, {264, 40}, {1000, 72}};
+const LinearImplementation kImplementations[] = {LinearImplementation::library, LinearImplementation::tensor_core_tiles, LinearImplementation::split_k};
 
 class LinearTest : public DeviceTest {
  protected:
@@ -99,6 +101,32 @@ TEST_F(LinearTest, IsExactOnSmallIntegers) {
       EXPECT_TRUE(same_bits(to_bits(rounded), multiply(implementation, x, weight, rows, in, out))) << to_string(implementation) << ", " << in << " x " << out;
       EXPECT_TRUE(same_bits(std::vector<float>(full.data(), full.data() + full.size()), multiply_to_float(implementation, x, weight, rows, in, out)))
           << to_string(implementation) << ", " << in << " x " << out;
+    }
+  }
+}
+
+TEST_F(LinearTest, PartialTilesAreExactAndDoNotDependOnTheNumberOfRows) {
+  std::uint32_t seed = 90;
+  for (const LinearImplementation implementation : {LinearImplementation::tensor_core_tiles, LinearImplementation::split_k}) {
+    for (const auto [in, out] : kPartial) {
+      constexpr int kRows = 131;
+      const Bits x = random_bits(static_cast<std::size_t>(kRows) * in, ++seed), w = random_bits(static_cast<std::size_t>(out) * in, ++seed, 0.05f);
+      const auto weight = upload(w);
+      const Bits all = multiply(implementation, x, weight, kRows, in, out);
+      Matrix<float> expected;
+      reference::linear<Declared>(to_matrix(x, kRows, in), to_bit_matrix(w, out, in), OutputRounding::bf16, expected);
+      const Matrix<float> magnitude = to_matrix(x, kRows, in).cwiseAbs() * to_matrix(w, out, in).cwiseAbs().transpose();
+      const Matrix<float> actual = to_matrix(all, kRows, out);
+      for (std::ptrdiff_t i = 0; i < actual.size(); ++i) {
+        const spec::Element element{.expected = expected.data()[i], .magnitude = magnitude.data()[i], .terms = static_cast<double>(in)};
+        ASSERT_LE(spec::error_ratio(spec::kLinear.outputs[0].tolerance, element, actual.data()[i]), 1.0)
+            << to_string(implementation) << ", element " << i << " of " << in << " x " << out;
+      }
+      for (const int rows : {1, 7, 9, 16, 17, 32, 33, 64, 65, 130}) {
+        const Bits part(x.begin(), x.begin() + static_cast<std::ptrdiff_t>(rows) * in);
+        EXPECT_TRUE(same_bits(Bits(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(rows) * out), multiply(implementation, part, weight, rows, in, out)))
+            << to_string(implementation) << ", " << rows << " rows of " << in << " x " << out;
+      }
     }
   }
 }
