@@ -50,7 +50,7 @@ void judge_percentiles(DistanceVerdict& verdict, const PooledDistance& candidate
     verdict.reordered[i] = at(reordered);
     verdict.exact[i] = at(exact);
     verdict.limit[i] = spec::is_judged(values, q, scattered)
-                           ? spec::distance_limit(values, q, verdict.reordered[i], verdict.exact[i], quadratic)
+                           ? spec::distance_limit(scattered ? candidate.requests : values, q, verdict.reordered[i], verdict.exact[i], quadratic)
                            : std::numeric_limits<double>::infinity();
   }
 }

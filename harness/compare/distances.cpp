@@ -35,6 +35,8 @@ class Pool {
       largest_ = value;
       result_.largest = place;
     }
+    if (place.request != last_request_) ++result_.requests;
+    last_request_ = place.request;
     result_.ascending.push_back(value);
   }
 
@@ -47,6 +49,7 @@ class Pool {
  private:
   PooledDistance result_;
   double largest_ = 0.0;
+  int last_request_ = -1;  // requests come one after the other
 };
 
 // Sums of one row, possibly in several pieces.

@@ -37,6 +37,7 @@ struct PooledDistance {
   std::string_view metric;
   int loop = -1;                  // -1: of no loop
   std::vector<double> ascending;  // finite values
+  int requests = 0;               // that the finite values are of
   std::int64_t non_finite = 0;    // values that are not finite: NaN or infinity on one side only
   DistancePlace largest;          // where ascending.back() is, or the first non-finite value
   bool is_rate() const { return metric == "top1"; }

@@ -27,27 +27,27 @@ inline constexpr int kMinimumRows = 100;
 
 // A percentile with m values beyond it is known to about 1 / sqrt(m) of itself, on both sides of the comparison: the factor by which the
 // ratio is widened is 1 + 2 / sqrt(m), m >= 1. Next to nothing for the median of a long trace, three times where one value decides.
-inline double sampling_allowance(double values, double percentile) {
-  return 1.0 + 2.0 / std::sqrt(std::fmax(1.0, values * (1.0 - percentile)));
+inline double sampling_allowance(double draws, double percentile) {
+  return 1.0 + 2.0 / std::sqrt(std::fmax(1.0, draws * (1.0 - percentile)));
 }
 
 // Two metrics are scattered: they say how a difference lies, not how long it is. KL spans orders of magnitude from row to row (nothing
 // where one token is certain); a gate logit is one direction of a hidden row. The rows of a request share its K/V, and so the direction of
-// what differs in it: few rows are fewer draws than their number, and even their median moves by factors between two correct orders of
-// additions. Measured over the smoke set, CUDA against `reordered` at less than 30 values: medians of KL 0.4 to 8.5 times (standard
-// deviation a factor 2.1), of gates 0.6 to 2.0 (1.4), of the hidden rows they come from 0.9 to 1.1 (1.04). They are judged from
+// what differs in it: they are one draw, and the sampling allowance of these metrics counts requests. Measured, CUDA against `reordered` at
+// less than 30 values of smoke: medians of KL 0.4 to 8.5 times (standard deviation a factor 2.1), of gates 0.6 to 2.0 (1.4), of the hidden
+// rows they come from 0.9 to 1.1 (1.04); at 160 values of the five requests of `spec-reject`, loop 3, gates 2.3 and hidden rows 1.2. They are judged from
 // kMinimumRows values on and where more than one value decides; below that the lengths of the same rows are (hidden, and logits by their
 // largest difference), the gate's own arithmetic is compared bit for bit, and exits by their margins.
 inline bool is_judged(double values, double percentile, bool scattered) {
   return !scattered || (values >= kMinimumRows && values * (1.0 - percentile) >= 1.0);
 }
 
-// Limit of one percentile of a distance over `values` values. `reordered`, `exact`: the same percentile of distance(reordered, reference)
-// and of distance(double profile, reference). The latter is the floor: where a change of order happens to leave nearly everything as it
+// Limit of one percentile of a distance over `draws` independent values: all of them, or the requests of a scattered metric. `reordered`,
+// `exact`: the same percentile of distance(reordered, reference) and of distance(double profile, reference). The latter is the floor: where a change of order happens to leave nearly everything as it
 // is (few rows, few channels, first loops), a run that is as near to the reference as the reference is to exact arithmetic is not wrong.
 // `quadratic`: the distance grows with the square of the difference of logits (KL), and so does its limit.
-inline double distance_limit(double values, double percentile, double reordered, double exact, bool quadratic) {
-  const double allowance = sampling_allowance(values, percentile), ratio = kEndToEndDistance.ratio;
+inline double distance_limit(double draws, double percentile, double reordered, double exact, bool quadratic) {
+  const double allowance = sampling_allowance(draws, percentile), ratio = kEndToEndDistance.ratio;
   if (quadratic) return allowance * allowance * std::fmax(ratio * ratio * reordered, exact);
   return allowance * std::fmax(ratio * reordered, exact);
 }
