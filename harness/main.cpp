@@ -70,7 +70,7 @@ int run(int argc, char** argv) {
       "  loopgauge run serial/t1s0q0/text-512            one case\n"
       "  loopgauge <subcommand> --help                   options and examples of a subcommand\n"
       "Exit codes: 0 passed, 1 numerical mismatch or regression, 2 usage, 3 input missing or invalid, 4 unsupported here,\n"
-      "5 incomplete coverage, 6 internal error, 130 interrupted.");
+      "5 incomplete coverage, 6 internal error, 130 interrupted (another signal: 128 + its number).");
 
   int exit_code = 0;
   loopgauge::harness::add_sweep_command(app, exit_code);

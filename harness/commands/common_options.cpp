@@ -77,8 +77,8 @@ using V = std::string_view;
 // In the order in which they are read: switches before what depends on them, the mode before its parameters.
 constexpr std::array kRows{
     SettingRow{SettingGroup::mode, "mode", "--mode", "MODE",
-               "Execution mode: serial, split, mixed or wcpb, with any of prefix, pd, preempt, async, graph added, as in wcpb+prefix+async "
-               "(default serial)",
+               "Execution mode: serial, split, mixed, wcpb, block_spec or pipeline_spec, with any of prefix, pd, preempt, async, graph added, as in "
+               "wcpb+prefix+async or block_spec.d2.k4 (default serial)",
                read_mode},
     SettingRow{SettingGroup::mode, "piece_tokens", "--piece-tokens", "N",
                "split: at most N tokens of a window in one submission (default: whole windows)",

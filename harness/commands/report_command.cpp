@@ -7,6 +7,7 @@
 #include <memory>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <vector>
 
@@ -38,6 +39,10 @@ void write_rendered(const std::string& path, Renderer renderer, const Report& re
   write_text_file(path, text.view());
 }
 
+// What the files begin with that --html and --junit write.
+constexpr std::string_view kPageStart = "<!doctype html>";
+constexpr std::string_view kJunitStart = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites ";
+
 bool format_chosen(const ReportOptions& options) {
   return std::any_of(options.formats.begin(), options.formats.end(), [](const auto& format) { return format.second; });
 }
@@ -56,6 +61,8 @@ void render(const ReportOptions& options) {
       throw ConfigError(path + " is the report itself: it would be lost; write to another file");
   }
   if (!options.html.empty() && options.html == options.junit) throw ConfigError("--html and --junit name the same file");
+  require_replaceable_text(options.html, kPageStart, "--html");
+  require_replaceable_text(options.junit, kJunitStart, "--junit");
   const Report report = read_report(options.file);  // before anything is written: a broken report leaves what is there
   if (!options.html.empty()) write_rendered(options.html, render_html, report);
   if (!options.junit.empty()) write_rendered(options.junit, render_junit, report);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "harness/io/replaceable.hpp"
 
+#include <fstream>
 #include <string>
 #include <system_error>
 
@@ -28,6 +29,16 @@ void require_replaceable(const std::filesystem::path& path, std::string_view for
   if (found == format) return;
   throw FileError(path.string() + ": exists and is no " + std::string(format) + (found.empty() ? "" : " but a " + found) +
                   ", so it is not replaced; choose another " + std::string(flag) + " or remove it");
+}
+
+void require_replaceable_text(const std::filesystem::path& path, std::string_view start, std::string_view flag) {
+  std::error_code error;
+  if (path.empty() || !std::filesystem::is_regular_file(path, error) || std::filesystem::file_size(path, error) == 0 || error) return;
+  std::string begin(start.size(), '\0');
+  std::ifstream(path, std::ios::binary).read(begin.data(), static_cast<std::streamsize>(begin.size()));
+  if (begin == start) return;
+  throw FileError(path.string() + ": exists and is no earlier output of " + std::string(flag) + ", so it is not replaced; choose another " +
+                  std::string(flag) + " or remove it");
 }
 
 }  // namespace loopgauge::harness

@@ -11,4 +11,7 @@ namespace loopgauge::harness {
 // nor an HDF5 file whose root attribute `format` is `format` ("loopgauge-report"). To be called before the work. `flag`: for the message.
 void require_replaceable(const std::filesystem::path& path, std::string_view format, std::string_view flag);
 
+// The same for text: throws where `path` is a file that is neither empty nor begins with `start`. An empty path is no output.
+void require_replaceable_text(const std::filesystem::path& path, std::string_view start, std::string_view flag);
+
 }  // namespace loopgauge::harness

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "harness/io/hdf5.hpp"
@@ -63,6 +64,17 @@ TEST_F(ReportCommand, TheReportItselfIsNeverOverwritten) {
   EXPECT_EQ(report({path("good.h5"), "--junit", path("./good.h5")}).exit_code, 2);
   EXPECT_EQ(report({path("good.h5"), "--html", path("a"), "--junit", path("a")}).exit_code, 2);
   EXPECT_EQ(test::read_file(path("good.h5")), before);
+}
+
+TEST_F(ReportCommand, AnotherKindOfFileIsNotReplaced) {
+  for (const std::string option : {"--html", "--junit"}) {
+    test::write_file(path("notes.txt"), "mine");
+    const ProcessResult refused = report({path("good.h5"), option, path("notes.txt")});
+    EXPECT_EQ(refused.exit_code, 3) << option;
+    EXPECT_NE(refused.err.find(path("notes.txt") + ": exists and is no earlier output of " + option), std::string::npos) << refused.err;
+    EXPECT_EQ(test::read_file(path("notes.txt")), "mine");
+    for (int round = 0; round < 2; ++round) EXPECT_EQ(report({path("good.h5"), option, path("again" + option)}).exit_code, 0) << option;
+  }
 }
 
 TEST_F(ReportCommand, OutputThatCannotBeWrittenIsNamed) {
@@ -129,7 +141,9 @@ TEST_F(ReportCommand, BrokenReportsAreOneSentenceExitThreeAndLeaveWhatIsThere) {
   for (const auto& [name, words] : expected) {
     for (const char* format : {"--html", "--junit", "--markdown", "--json", "--csv", ""}) {
       const std::string output = path("out");
-      test::write_file(output, "what was there");
+      const bool page = std::string_view(format) == "--html";
+      const std::string before = page ? "<!doctype html>what was there" : "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites what=\"was there\">";
+      test::write_file(output, before);
       std::vector<std::string> arguments{path(name)};
       if (*format != 0) arguments.emplace_back(format);
       if (std::string(format) == "--html" || std::string(format) == "--junit") arguments.push_back(output);
@@ -138,7 +152,7 @@ TEST_F(ReportCommand, BrokenReportsAreOneSentenceExitThreeAndLeaveWhatIsThere) {
       EXPECT_EQ(result.out, "") << name << " " << format;
       EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << name << ": " << result.err;
       EXPECT_NE(result.err.find(words), std::string::npos) << name << ": " << result.err;
-      EXPECT_EQ(test::read_file(output), "what was there") << name << " " << format;
+      EXPECT_EQ(test::read_file(output), before) << name << " " << format;
     }
   }
 }
