@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -420,6 +421,55 @@ bool connects(const Descriptor& descriptor, const sockaddr_un& address) {
   return connect(descriptor.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
 }
 
+bool same_file(const struct stat& a, const struct stat& b) { return a.st_dev == b.st_dev && a.st_ino == b.st_ino; }
+
+// One process at a time waits at a path: it holds a lock on the empty file PATH.lock, which is there for so long. The kernel gives up the lock of a
+// process that ends.
+class PathLock {
+ public:
+  explicit PathLock(const std::filesystem::path& socket) : path_(socket.string() + ".lock") {
+    for (;;) {
+      Descriptor file(open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600));
+      struct stat locked{}, there{};
+      if (file.get() < 0 || fstat(file.get(), &locked) != 0) throw socket_error(socket, path_ + ": " + error_text(errno));
+      // Nobody's file is removed that only has this name.
+      if (!S_ISREG(locked.st_mode) || locked.st_size != 0) throw socket_error(socket, path_ + " is there already and not an empty file: not a lock");
+      if (flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
+        throw socket_error(socket, errno == EWOULDBLOCK ? "another process waits there already" : path_ + ": " + error_text(errno));
+      }
+      // Who held it may have removed it in between; then it keeps nobody out.
+      if (lstat(path_.c_str(), &there) == 0 && same_file(locked, there)) {
+        file_ = std::move(file);
+        return;
+      }
+    }
+  }
+  ~PathLock() { unlink(path_.c_str()); }  // still locked
+  PathLock(const PathLock&) = delete;
+  PathLock& operator=(const PathLock&) = delete;
+
+ private:
+  const std::string path_;
+  Descriptor file_;
+};
+
+// Removes the path of a bound socket, unless something else lies there by then.
+class BoundPath {
+ public:
+  explicit BoundPath(const std::filesystem::path& path) : path_(path), known_(lstat(path.c_str(), &bound_) == 0) {}
+  ~BoundPath() {
+    struct stat there{};
+    if (known_ && lstat(path_.c_str(), &there) == 0 && same_file(bound_, there)) unlink(path_.c_str());
+  }
+  BoundPath(const BoundPath&) = delete;
+  BoundPath& operator=(const BoundPath&) = delete;
+
+ private:
+  const std::filesystem::path path_;
+  struct stat bound_{};
+  const bool known_;
+};
+
 int process_at(const Descriptor& descriptor, const std::filesystem::path& path) {
   ucred peer{};
   socklen_t length = sizeof peer;
@@ -433,19 +483,16 @@ std::shared_ptr<SocketConnection> adopt_socket(int descriptor, int peer) { retur
 
 std::shared_ptr<SocketConnection> accept_handoffs(const std::filesystem::path& path, std::chrono::milliseconds at_most) {
   const sockaddr_un address = address_of(path);
+  const PathLock lock(path);
   const Descriptor listening = new_socket(path);
   struct stat existing{};
   if (lstat(path.c_str(), &existing) == 0) {
     if (!S_ISSOCK(existing.st_mode)) throw socket_error(path, "is there already and no socket");
-    if (connects(new_socket(path), address)) throw socket_error(path, "another process waits there already");
-    unlink(path.c_str());  // left behind
+    unlink(path.c_str());  // left behind: whoever waits at one holds the lock
   }
-  if (bind(listening.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 || listen(listening.get(), 1) != 0)
-    throw socket_error(path, error_text(errno));
-  struct Remover {
-    const std::filesystem::path& path;
-    ~Remover() { unlink(path.c_str()); }
-  } const remover{path};
+  if (bind(listening.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) throw socket_error(path, error_text(errno));
+  const BoundPath bound(path);
+  if (listen(listening.get(), 1) != 0) throw socket_error(path, error_text(errno));
   const auto end = Clock::now() + at_most;
   while (!readable(listening.get())) {
     throw_if_interrupted();

@@ -17,8 +17,8 @@ namespace loopgauge::harness {
 
 class SocketConnection;
 
-// Waits for one sender, for at most so long. The path is made for it and removed; a path that a process left behind is replaced.
-// Throws FileError naming the path.
+// Waits for one sender, for at most so long. The path is made for it and removed; a socket that a process left behind is replaced. Beside it lies
+// PATH.lock for so long: where another process has it locked, that one waits there and is left alone. Throws FileError naming the path.
 std::shared_ptr<SocketConnection> accept_handoffs(const std::filesystem::path& path, std::chrono::milliseconds at_most);
 // Connects to a receiver, which may come later, within so long. Throws FileError naming the path.
 std::shared_ptr<SocketConnection> connect_handoffs(const std::filesystem::path& path, std::chrono::milliseconds at_most);

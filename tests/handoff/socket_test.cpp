@@ -2,8 +2,13 @@
 // A handoff through a pair of sockets, and what the connection makes of an other end that ends, lies or sends garbage.
 #include <gtest/gtest.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <future>
 
 #include "harness/handoff/endpoint.hpp"
 #include "harness/handoff/socket_transport.hpp"
@@ -118,6 +123,71 @@ TEST(HandoffSocket, APeerIsLostWithItsProcessOrItsGoodbye) {
   EXPECT_TRUE(watched->channel().peer_lost());
   EXPECT_FALSE(harness::goodbye_came(*watching));
   waitpid(child, nullptr, 0);
+}
+
+// A folder of its own, and a plain socket bound in it.
+struct Place {
+  Place() { std::filesystem::create_directories(folder); }
+  ~Place() { std::filesystem::remove_all(folder); }
+  static int bind_at(const std::filesystem::path& path) {
+    const int descriptor = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    path.string().copy(address.sun_path, sizeof address.sun_path - 1);
+    if (bind(descriptor, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) throw std::runtime_error("bind failed");
+    return descriptor;
+  }
+  void await_path() const {
+    for (int i = 0; i < 2000 && !std::filesystem::exists(path); ++i) usleep(1000);
+  }
+  std::size_t entries() const {
+    return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator(folder), std::filesystem::directory_iterator()));
+  }
+  const std::filesystem::path folder = std::filesystem::temp_directory_path() / ("handoff_socket_" + std::to_string(getpid()));
+  const std::filesystem::path path = folder / "socket", lock = folder / "socket.lock";
+};
+
+std::string accept_error(const std::filesystem::path& path, std::chrono::milliseconds at_most) {
+  try {
+    harness::accept_handoffs(path, at_most);
+  } catch (const FileError& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
+TEST(HandoffSocket, ASecondReceiverAtAPathIsRefusedAndTheFirstGoesOn) {
+  const Place place;
+  auto first = std::async(std::launch::async, [&] { return harness::accept_handoffs(place.path, kSoon * 5); });
+  place.await_path();
+  EXPECT_NE(accept_error(place.path, kSoon).find("another process waits there already"), std::string::npos);
+  EXPECT_TRUE(std::filesystem::exists(place.path));
+  EXPECT_EQ(first.wait_for(std::chrono::milliseconds(20)), std::future_status::timeout);
+  EXPECT_NE(harness::connect_handoffs(place.path, kSoon), nullptr);
+  EXPECT_NE(first.get(), nullptr);
+  EXPECT_EQ(place.entries(), 0u);
+}
+
+TEST(HandoffSocket, ASocketLeftBehindIsReplacedAndOneThatCameLaterStays) {
+  const Place place;
+  close(Place::bind_at(place.path));
+  std::ofstream(place.lock).flush();  // what a killed process leaves
+  EXPECT_NE(accept_error(place.path, std::chrono::milliseconds(10)).find("no prefill side has come"), std::string::npos);
+  EXPECT_EQ(place.entries(), 0u);
+
+  auto waiting = std::async(std::launch::async, [&] { return accept_error(place.path, std::chrono::milliseconds(500)); });
+  place.await_path();
+  const std::filesystem::path other = place.folder / "other";
+  const int descriptor = Place::bind_at(other);
+  std::filesystem::rename(other, place.path);
+  EXPECT_NE(waiting.get().find("no prefill side has come"), std::string::npos);
+  EXPECT_TRUE(std::filesystem::is_socket(place.path)) << "of somebody else";
+  close(descriptor);
+  std::filesystem::remove(place.path);
+
+  std::ofstream(place.lock) << "mine";
+  EXPECT_NE(accept_error(place.path, kSoon).find("not a lock"), std::string::npos);
+  EXPECT_TRUE(std::filesystem::exists(place.lock));
 }
 
 TEST(HandoffSocket, AWriteOutsideWhatIsExposedFailsAndTouchesNothing) {
