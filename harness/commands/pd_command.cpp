@@ -187,6 +187,7 @@ void add_import(CLI::App& pd, int& exit_code) {
                     "Print SHA-256 digests of the results, those of loopgauge run --digest for a run without a handoff");
   command->footer("Example:\n  loopgauge pd import wcpb/t1s1q1:rolling:serial_aligned/needle-1k needle.handoff --digest");
   command->callback([options, &exit_code] {
+    require_dump_replaceable(options->dump_file);
     const Subject subject = read_subject(*options);
     const HandoffArchive archive = read_archive(options->archive_file);
     const auto executor =
@@ -237,6 +238,7 @@ void add_serve(CLI::App& pd, int& exit_code) {
                   "  loopgauge pd send wcpb/t1s1q1:rolling:serial_aligned/needle-1k --socket handoff.socket\n"
                   "Exit code 3 when a request does not come, with the reason: the other side was refused, has failed, is gone or slower than the lease.");
   command->callback([options, &exit_code] {
+    require_dump_replaceable(options->dump_file);
     const Subject subject = read_subject(*options);
     const SideOptions side = side_of(*options, subject);
     const EffectiveConfig config = EffectiveConfig::resolve(subject.value.config, subject.checkpoint.config);

@@ -16,7 +16,6 @@
 #include "harness/io/decisions_file.hpp"
 #include "harness/io/digest.hpp"
 #include "harness/io/dump_file.hpp"
-#include "harness/io/replaceable.hpp"
 #include "harness/io/trace_file.hpp"
 #include "harness/planner/planner.hpp"
 #include "harness/replay.hpp"
@@ -94,18 +93,6 @@ Request read_request(const RunCommandOptions& options) {
   check_exit_depths(request.value, request.trace);
   check_fault_can_act(request.fault, request.value);
   return request;
-}
-
-// Refuses before the run what would be refused after it.
-void check_dump_folder(const std::string& dump_file) {
-  if (dump_file.empty()) return;
-  const std::filesystem::path folder = std::filesystem::absolute(dump_file).parent_path();
-  const std::filesystem::file_status existing = std::filesystem::status(dump_file);
-  if (std::filesystem::exists(existing) && !std::filesystem::is_regular_file(existing)) {
-    throw FileError("--dump " + dump_file + ": is not a regular file, so it cannot be replaced as a whole; write to a file name");
-  }
-  if (!std::filesystem::is_directory(folder)) throw FileError("--dump " + dump_file + ": folder " + folder.string() + " does not exist");
-  require_replaceable(dump_file, kDumpFormat, "--dump");
 }
 
 struct Outcome {
@@ -340,7 +327,7 @@ void add_run_command(CLI::App& app, int& exit_code) {
       "[kv_residual_quantization] enabled, policy, timing, flush, tail. Flags win over it, a case id over its mode and settings.");
   command->callback([options, &exit_code] {
     const Request request = read_request(*options);
-    check_dump_folder(options->dump_file);
+    require_dump_replaceable(options->dump_file);
     const Outcome outcome = replay_request(*options, request);
     if (options->output == "json") {
       print_json(outcome, request.trace, options->dump_file);

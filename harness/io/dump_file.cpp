@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "harness/io/hdf5.hpp"
+#include "harness/io/replaceable.hpp"
 #include "models/error.hpp"
 
 namespace loopgauge::harness {
@@ -528,6 +529,17 @@ DumpInfo read_root_attributes(const h5::Group& root) {
 }
 
 }  // namespace
+
+void require_dump_replaceable(const std::filesystem::path& dump_file) {
+  if (dump_file.empty()) return;
+  const std::filesystem::path folder = std::filesystem::absolute(dump_file).parent_path();
+  const std::filesystem::file_status existing = std::filesystem::status(dump_file);
+  if (std::filesystem::exists(existing) && !std::filesystem::is_regular_file(existing)) {
+    throw FileError("--dump " + dump_file.string() + ": is not a regular file, so it cannot be replaced as a whole; write to a file name");
+  }
+  if (!std::filesystem::is_directory(folder)) throw FileError("--dump " + dump_file.string() + ": folder " + folder.string() + " does not exist");
+  require_replaceable(dump_file, kDumpFormat, "--dump");
+}
 
 const std::vector<std::string>& dump_group_names() {
   static const std::vector<std::string> names{"tokens", "logits", "hidden", "gate", "exit_depths",      "scores",

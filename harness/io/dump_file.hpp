@@ -45,6 +45,8 @@ struct DumpOptions {
   IfExists if_exists = IfExists::replace;
 };
 
+// Refuses before a run what could not be written after it, and a file that is no dump (`--dump`): throws FileError. An empty path is none.
+void require_dump_replaceable(const std::filesystem::path& dump_file);
 // tokens, logits, hidden, gate, exit_depths, scores, active, keys, mass, kv, encoded_frontier, codec.
 const std::vector<std::string>& dump_group_names();
 // What a run must record for these groups (`--dump-only`); empty: all. Throws ConfigError naming the unknown group.

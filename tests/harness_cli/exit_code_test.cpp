@@ -147,6 +147,9 @@ TEST(ExitCode, HandoffsBetweenProcesses) {
   expect_failure({"pd", "send", in_case, "--socket", socket, "--memory", "disk"}, 2, "is not one of: host, device");
   write_file(folder / "file", "text");
   expect_failure({"pd", "serve", in_case, "--socket", (folder / "file").string()}, 3, "is there already and no socket");
+  const std::string file = (folder / "file").string();
+  expect_failure({"pd", "serve", in_case, "--socket", socket, "--lease", "0.2", "--dump", file}, 3, "so it is not replaced");
+  expect_failure({"pd", "import", in_case, (folder / "none.handoff").string(), "--dump", file}, 3, "so it is not replaced");
   EXPECT_EQ(read_file(folder / "file"), "text");
   expect_failure({"run", "pd/t0s0q0/seven", "--handoff-transport", "pigeon"}, 2, "is not one of: host, device, peer");
   expect_failure({"run", "pd/t0s0q0/seven", "--handoff-transport", "device"}, 2, "which the reference executor has none of");
