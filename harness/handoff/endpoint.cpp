@@ -219,15 +219,20 @@ bool ReceiverEndpoint::receive(const std::vector<std::byte>& bytes) {
 }
 
 ProtocolActions ReceiverEndpoint::reserve(Transfer& transfer) {
+  int reserved = -1;
   try {
     const handoff::Descriptor descriptor = handoff::parse_descriptor(transfer.offer);
-    std::vector<handoff::Memory> memory = target_.reserve(descriptor.request, descriptor);
-    transfer.request = descriptor.request;
+    const std::vector<handoff::Memory> memory = target_.reserve(descriptor.request, descriptor);
+    reserved = descriptor.request;
     for (const handoff::Memory& region : memory) transfer.destinations.push_back(transport_.expose(region));
+    transfer.request = reserved;
     return transfer.machine.reservation(true);
   } catch (const InternalError&) {
     throw;
   } catch (const Error& error) {
+    // The sender has not been told of any address.
+    withdraw(transfer);
+    if (reserved >= 0) target_.abort(reserved);
     transfer.reason = error.what();
     return transfer.machine.reservation(false);
   }

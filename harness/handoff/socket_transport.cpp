@@ -352,7 +352,6 @@ class SocketReceiver final : public handoff::ReceiverTransport {
 
   handoff::Destination expose(const handoff::Memory& memory) override {
     const std::uint64_t address = ++addresses_;
-    exposed_[address] = memory;
     if (place_ == MemoryPlace::device && memory.bytes > 0) {
       const optimized::DeviceMemoryName name = optimized::name_device_memory(memory);
       ByteWriter frame;
@@ -363,6 +362,7 @@ class SocketReceiver final : public handoff::ReceiverTransport {
       frame.integer(name.bytes);
       channel_.connection().send(FrameKind::exposed, frame.written());
     }
+    exposed_[address] = memory;
     return {address, memory.bytes};
   }
 

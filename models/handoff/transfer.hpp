@@ -107,7 +107,7 @@ class ReceiverTransport {
  public:
   virtual ~ReceiverTransport() = default;
   virtual Channel& channel() = 0;
-  // The address under which the sender writes to `memory`, until withdraw().
+  // The address under which the sender writes to `memory`, until withdraw(). Throws an Error where it cannot be shared; nothing is exposed then.
   virtual Destination expose(const Memory& memory) = 0;
   virtual void withdraw(const Destination& destination) = 0;
 };

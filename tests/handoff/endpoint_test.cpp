@@ -26,6 +26,7 @@ class Wire {
   std::function<bool(MessageKind)> loses = [](MessageKind) { return false; };
   std::function<void(std::uint64_t, Bytes&)> on_the_way = [](std::uint64_t, Bytes&) {};  // address, what is being written
   bool writes_end = true, writes_fail = false;
+  std::size_t most_exposed = std::size_t(-1);
   bool sender_lost = false, receiver_lost = false;
 
   struct Write {
@@ -69,6 +70,7 @@ class Wire {
       return results;
     }
     handoff::Destination expose(const handoff::Memory& memory) override {
+      if (wire_.exposed.size() == wire_.most_exposed) throw UnsupportedError("no more can be shared");
       wire_.exposed[++wire_.addresses_] = memory;
       return {wire_.addresses_, memory.bytes};
     }
@@ -190,6 +192,23 @@ TEST_F(Endpoints, AWriteThatFailsEndsTheTransfer) {
   EXPECT_EQ(sender_->outcome(0), Outcome::failed);
   expect_nothing_reserved();
   expect_usable();
+}
+
+TEST_F(Endpoints, MemoryThatCannotBeSharedIsRefusedAndGivenBack) {
+  const std::size_t regions = handoff::regions_of(prefill_->handoff_source()->describe(0)).size();
+  for (const std::size_t most : {std::size_t{0}, std::size_t{1}, regions - 1}) {
+    begin_prefill();
+    begin_decode();
+    wire_.most_exposed = most;
+    sender_->offer(0);
+    prefill(0);
+    pump();
+    EXPECT_EQ(sender_->outcome(0), Outcome::refused);
+    EXPECT_EQ(sender_->reason(0), "no more can be shared");
+    expect_nothing_reserved();
+    wire_.most_exposed = std::size_t(-1);
+    expect_usable();
+  }
 }
 
 TEST_F(Endpoints, ABitThatChangesOnItsWayIsFoundInWhateverRegion) {
