@@ -37,19 +37,26 @@ class Copies final : public DeviceCopies {
       finished_.push_back({ticket, false});
       return;
     }
-    const DeviceGuard guard(source.device);
-    Lane& lane = lanes_[source.device];
-    if (reached_.insert({source.device, target.device}).second) let_reach(source.device, target.device);
-    const cudaError_t status =
-        source.bytes == 0 ? cudaSuccess : cudaMemcpyPeerAsync(target.data, target.device, source.data, source.device, source.bytes, lane.stream);
-    if (status != cudaSuccess) {
+    Lane* lane = nullptr;
+    try {
+      const DeviceGuard guard(source.device);
+      Lane& of_device = lanes_[source.device];
+      if (reached_.insert({source.device, target.device}).second) let_reach(source.device, target.device);
+      // What can fail for want of room comes before the copy.
+      of_device.under_way.emplace_back(ticket, Event());
+      lane = &of_device;
+      if (source.bytes > 0)
+        LOOPGAUGE_CUDA_CHECK(cudaMemcpyPeerAsync(target.data, target.device, source.data, source.device, source.bytes, lane->stream));
+      lane->under_way.back().second.record(lane->stream);
+    } catch (const Error&) {
+      if (lane != nullptr) {
+        // The copy may be under way all the same: it is reported when it cannot be any more.
+        static_cast<void>(cudaStreamSynchronize(lane->stream));
+        lane->under_way.pop_back();
+      }
       cudaGetLastError();
       finished_.push_back({ticket, false});
-      return;
     }
-    Event event;
-    event.record(lane.stream);
-    lane.under_way.emplace_back(ticket, std::move(event));
   }
 
   std::vector<handoff::WriteResult> ended() override {

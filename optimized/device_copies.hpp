@@ -17,9 +17,11 @@ namespace loopgauge::optimized {
 class DeviceCopies {
  public:
   virtual ~DeviceCopies() = default;
-  // Begins to copy source.bytes bytes, which must be final, to `target`; both on devices. A copy that cannot be begun ends without success.
+  // Begins to copy source.bytes bytes, which must be final, to `target`; both on devices. A copy that cannot be begun or followed ends without
+  // success; no Error is thrown.
   virtual void begin(std::uint64_t ticket, const handoff::Memory& source, const handoff::Memory& target) = 0;
-  // Copies that have ended since the last call; their bytes are visible to whatever the device is given to do from now on.
+  // Copies that have ended since the last call: nothing of them is under way any more. The bytes of those with success are visible to whatever the
+  // device is given to do from now on.
   virtual std::vector<handoff::WriteResult> ended() = 0;
 };
 std::unique_ptr<DeviceCopies> make_device_copies();

@@ -316,13 +316,16 @@ class SocketSender final : public handoff::SenderTransport {
       ended_.push_back({ticket, false});
       return;
     }
+    handoff::Memory target;
     try {
-      const handoff::Memory target = opened_->open(found->second);
-      device_writes_[ticket] = found->second;
-      copies_->begin(ticket, source, {target.data + offset, source.bytes, target.device});
+      target = opened_->open(found->second);
     } catch (const Error&) {  // the receiver is gone, or this process does not see its device
       ended_.push_back({ticket, false});
+      return;
     }
+    // What is open from here on is closed when the copies report the write, also one that could not be begun.
+    device_writes_[ticket] = found->second;
+    copies_->begin(ticket, source, {target.data + offset, source.bytes, target.device});
   }
 
   // What the last write under way used is closed before that write is reported: then the receiver may free it.
