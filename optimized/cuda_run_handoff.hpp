@@ -85,11 +85,11 @@ class CudaRun::HandoffTarget final : public handoff::Target {
     std::vector<handoff::Region> regions;
     RegionMemory memory;
     DeviceBuffer scratch;                      // for what activation tells the device: activation itself takes no memory but for logits
-    int slot = -1;                             // of the K/V cache, with pages and blocks for the most rows that there can be
+    int slot = -1;                             // of the K/V cache, with pages and blocks for the most rows that there can be; -1: the request's
   };
   KvLayout layout_for(const RequestState& s, const handoff::Descriptor& descriptor, std::span<const handoff::Region> regions) const;
   std::string arrival_fault(Reservation& reservation, std::span<const handoff::RegionSummary> summaries, handoff::ActivityMaps& maps);
-  void enter(RequestState& s, const Reservation& reservation, const handoff::ActivityMaps& maps);
+  void enter(RequestState& s, Reservation& reservation, const handoff::ActivityMaps& maps);
   void scatter(const RequestState& s, Reservation& reservation, const handoff::ActivityMaps& maps);
   static std::size_t held_bytes(const Reservation& reservation);
 

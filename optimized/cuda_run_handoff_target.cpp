@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 #include <type_traits>
+#include <utility>
 
 #include "models/error.hpp"
 #include "optimized/cuda_run_handoff.hpp"
@@ -99,15 +100,22 @@ std::vector<handoff::Memory> CudaRun::HandoffTarget::reserve(int request, const 
   const std::size_t rows = positions_of_rows(reservation.regions);
   reservation.scratch = run_.allocator_.allocate(
       MemoryCategory::transfer_buffers, Scratch(nullptr, reservation.regions.size(), rows).bytes);
-  reservation.slot = run_.kv_.open_request(layout_for(s, descriptor, reservation.regions));
   std::byte* const base = on_host ? memory.host.data() : memory.device.as<std::byte>();
   std::vector<handoff::Memory> regions;
   for (std::size_t i = 0; i < reservation.regions.size(); ++i)
     regions.push_back({base + memory.offsets[i], reservation.regions[i].capacity, on_host ? -1 : run_.device_});
-  bytes_ += held_bytes(reservation);
+  const KvLayout layout = layout_for(s, descriptor, reservation.regions);
+  // From here on the entry owns what there is: whatever fails gives it back.
+  Reservation& entry = reservations_.emplace(request, std::move(reservation)).first->second;
+  bytes_ += held_bytes(entry);
+  try {
+    entry.slot = run_.kv_.open_request(layout);
+    run_.stream_.synchronize();  // whoever writes next does not follow this stream
+  } catch (...) {
+    abort(request);
+    throw;
+  }
   most_bytes_ = std::max(most_bytes_, bytes_);
-  run_.stream_.synchronize();  // whoever writes next does not follow this stream
-  reservations_.emplace(request, std::move(reservation));
   return regions;
 }
 
@@ -153,11 +161,11 @@ void CudaRun::HandoffTarget::activate(int request, std::span<const handoff::Regi
 }
 
 // As if the prompt had run here.
-void CudaRun::HandoffTarget::enter(RequestState& s, const Reservation& reservation, const handoff::ActivityMaps& maps) {
+void CudaRun::HandoffTarget::enter(RequestState& s, Reservation& reservation, const handoff::ActivityMaps& maps) {
   KvCache& kv = run_.kv_;
   const int loops = run_.config_.loops(), window = run_.config_.window();
   const int windows = static_cast<int>(s.windows.size());
-  s.slot = reservation.slot;
+  s.slot = std::exchange(reservation.slot, -1);  // one owner, whatever fails from here on
   s.generation = run_.generations_++;
   s.committed = s.prompt_length;
   s.encoded = reservation.descriptor.encoded_frontier;
@@ -200,10 +208,12 @@ void CudaRun::HandoffTarget::abort(int request) {
   const DeviceGuard guard(run_.device_);
   const auto found = reservations_.find(request);
   if (found == reservations_.end()) return;
-  run_.kv_.close_request(found->second.slot);
-  run_.kv_.trim();
+  const int slot = found->second.slot;
   bytes_ -= held_bytes(found->second);
   reservations_.erase(found);
+  if (slot < 0) return;  // it was not opened, or is the request's
+  run_.kv_.close_request(slot);
+  run_.kv_.trim();
 }
 
 std::size_t CudaRun::HandoffTarget::held_bytes(const Reservation& reservation) {
