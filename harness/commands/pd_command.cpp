@@ -217,6 +217,8 @@ void add_socket_options(CLI::App& command, PdOptions& options) {
 SideOptions side_of(const PdOptions& options, const Subject& subject) {
   const std::string place = !options.memory.empty() ? options.memory : subject.settings.executor == "optimized" ? "device" : "host";
   if (place != "host" && place != "device") throw ConfigError("--memory " + place + " is not one of: host, device");
+  if (place == "device" && subject.settings.executor == "reference")
+    throw ConfigError("--memory device needs an executor with device memory, which the reference executor has none of; use --memory host");
   SideOptions side;
   side.place = place == "device" ? handoff::MemoryPlace::device : handoff::MemoryPlace::host;
   side.lease = std::chrono::milliseconds(static_cast<std::int64_t>(options.lease * 1000));

@@ -510,6 +510,7 @@ std::shared_ptr<SocketConnection> accept_handoffs(const std::filesystem::path& p
 
 std::shared_ptr<SocketConnection> connect_handoffs(const std::filesystem::path& path, std::chrono::milliseconds at_most) {
   const sockaddr_un address = address_of(path);
+  const std::filesystem::path folder = std::filesystem::absolute(path).parent_path();
   const auto end = Clock::now() + at_most;
   for (;;) {
     Descriptor descriptor = new_socket(path);
@@ -519,6 +520,10 @@ std::shared_ptr<SocketConnection> connect_handoffs(const std::filesystem::path& 
     }
     const int error = errno;
     if (error != ENOENT && error != ECONNREFUSED && error != EINTR) throw socket_error(path, error_text(error));
+    // What no decode side can make good by coming.
+    struct stat existing{};
+    if (stat(path.c_str(), &existing) == 0 && !S_ISSOCK(existing.st_mode)) throw socket_error(path, "is no socket");
+    if (!std::filesystem::is_directory(folder)) throw socket_error(path, "folder " + folder.string() + " does not exist");
     throw_if_interrupted();
     if (Clock::now() > end) throw socket_error(path, "no decode side waits there (loopgauge pd serve)");
     std::this_thread::sleep_for(kPause);

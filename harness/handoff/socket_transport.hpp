@@ -20,7 +20,8 @@ class SocketConnection;
 // Waits for one sender, for at most so long. The path is made for it and removed; a socket that a process left behind is replaced. Beside it lies
 // PATH.lock for so long: where another process has it locked, that one waits there and is left alone. Throws FileError naming the path.
 std::shared_ptr<SocketConnection> accept_handoffs(const std::filesystem::path& path, std::chrono::milliseconds at_most);
-// Connects to a receiver, which may come later, within so long. Throws FileError naming the path.
+// Connects to a receiver, which may come later, within so long. Throws FileError naming the path, at once where it is no socket or
+// its folder does not exist.
 std::shared_ptr<SocketConnection> connect_handoffs(const std::filesystem::path& path, std::chrono::milliseconds at_most);
 // Of a connected pair of sockets, whose process is `peer`.
 std::shared_ptr<SocketConnection> adopt_socket(int descriptor, int peer);

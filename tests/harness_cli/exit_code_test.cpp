@@ -145,7 +145,12 @@ TEST(ExitCode, HandoffsBetweenProcesses) {
   expect_failure({"pd", "send", in_case, "--socket", socket, "--lease", "0.2"}, 3, "no decode side waits there");
   expect_failure({"pd", "send", in_case, "--socket", std::string(200, 'a')}, 3, "the path of a Unix socket");
   expect_failure({"pd", "send", in_case, "--socket", socket, "--memory", "disk"}, 2, "is not one of: host, device");
+  for (const char* side : {"serve", "send"})
+    expect_failure({"pd", side, in_case, "--socket", socket, "--memory", "device"}, 2, "which the reference executor has none of");
   write_file(folder / "file", "text");
+  // At once, not after the lease of a minute.
+  expect_failure({"pd", "send", in_case, "--socket", (folder / "file").string()}, 3, "is no socket");
+  expect_failure({"pd", "send", in_case, "--socket", (folder / "none" / "socket").string()}, 3, "none does not exist");
   expect_failure({"pd", "serve", in_case, "--socket", (folder / "file").string()}, 3, "is there already and no socket");
   const std::string file = (folder / "file").string();
   expect_failure({"pd", "serve", in_case, "--socket", socket, "--lease", "0.2", "--dump", file}, 3, "so it is not replaced");
