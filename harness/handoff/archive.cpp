@@ -116,11 +116,15 @@ class ArchivedExecutor final : public IdleExecutor, public handoff::Source {
   }
   void sent(int, std::uint32_t) override {}
   void release(int) override {}
+  bool holds(int request) const override { return find(request) != archive_.handoffs.end(); }
 
  private:
+  std::vector<ArchivedHandoff>::const_iterator find(int request) const {
+    return std::find_if(archive_.handoffs.begin(), archive_.handoffs.end(),
+                        [&](const ArchivedHandoff& handoff) { return handoff.descriptor.request == request; });
+  }
   const ArchivedHandoff& archived(int request) const {
-    const auto found = std::find_if(archive_.handoffs.begin(), archive_.handoffs.end(),
-                                    [&](const ArchivedHandoff& handoff) { return handoff.descriptor.request == request; });
+    const auto found = find(request);
     if (found == archive_.handoffs.end()) throw HandoffError("the archive holds no handoff of request " + std::to_string(request));
     return *found;
   }
@@ -159,8 +163,10 @@ std::vector<std::byte> serialize(const HandoffArchive& archive) {
   return out.take();
 }
 
-HandoffArchive parse_archive(std::span<const std::byte> bytes) {
-  handoff::ByteReader in(bytes, "archive");
+namespace {
+
+// How many handoffs the header says there are in a file of `bytes` bytes; throws HandoffError where it cannot be the header of one.
+std::uint32_t read_header(handoff::ByteReader& in, std::uint64_t bytes) {
   if (in.text(kMagic.size()) != kMagic)
     throw HandoffError("archive: magic is not " + std::string(kMagic) + ": this is no file of handoffs");
   if (const auto version = in.integer<std::uint32_t>(); version != kArchiveVersion) {
@@ -168,9 +174,17 @@ HandoffArchive parse_archive(std::span<const std::byte> bytes) {
                        " that can be read");
   }
   const auto count = in.integer<std::uint32_t>();
-  if (const auto stated = in.integer<std::uint64_t>(); stated != bytes.size() || bytes.size() < kHeaderBytes + handoff::kChecksumBytes) {
-    throw HandoffError("archive: length says " + std::to_string(stated) + " bytes, there are " + std::to_string(bytes.size()));
+  if (const auto stated = in.integer<std::uint64_t>(); stated != bytes || bytes < kHeaderBytes + handoff::kChecksumBytes) {
+    throw HandoffError("archive: length says " + std::to_string(stated) + " bytes, there are " + std::to_string(bytes));
   }
+  return count;
+}
+
+}  // namespace
+
+HandoffArchive parse_archive(std::span<const std::byte> bytes) {
+  handoff::ByteReader in(bytes, "archive");
+  const std::uint32_t count = read_header(in, bytes.size());
   const auto sum = handoff::sha256_bytes(bytes.first(bytes.size() - handoff::kChecksumBytes));
   if (!std::equal(sum.begin(), sum.end(), bytes.last(handoff::kChecksumBytes).begin())) {
     throw HandoffError("archive: checksum does not fit: the bytes have changed since they were written");
@@ -215,12 +229,26 @@ HandoffArchive parse_archive(std::span<const std::byte> bytes) {
 }
 
 HandoffArchive read_archive(const std::filesystem::path& path) {
+  std::error_code failure;
+  if (std::filesystem::exists(path, failure) && !std::filesystem::is_regular_file(path, failure))
+    throw FileError("handoff archive " + path.string() + " is not a regular file");
+  const std::uintmax_t size = std::filesystem::file_size(path, failure);
   std::ifstream file(path, std::ios::binary);
-  if (!file || std::filesystem::is_directory(path)) throw FileError("handoff archive " + path.string() + " cannot be opened for reading");
-  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  if (file.bad()) throw FileError("handoff archive " + path.string() + " cannot be read to its end");
+  if (failure || !file) throw FileError("handoff archive " + path.string() + " cannot be opened for reading");
+  std::vector<std::byte> bytes;
+  const auto read_up_to = [&](std::size_t end) {
+    const std::size_t begin = bytes.size();
+    bytes.resize(end);
+    if (!file.read(reinterpret_cast<char*>(bytes.data() + begin), static_cast<std::streamsize>(end - begin)))
+      throw FileError("handoff archive " + path.string() + " cannot be read to its end");
+  };
   try {
-    return parse_archive(std::as_bytes(std::span(text)));
+    // Of a file that is something else no more is read than shows it.
+    read_up_to(static_cast<std::size_t>(std::min<std::uintmax_t>(size, kHeaderBytes)));
+    handoff::ByteReader header(bytes, "archive");
+    read_header(header, size);
+    read_up_to(static_cast<std::size_t>(size));
+    return parse_archive(bytes);
   } catch (const HandoffError& error) {
     throw HandoffError(path.string() + ": " + error.what());
   }

@@ -70,10 +70,11 @@ class HandoffExecutor final : public Executor {
     prefill_->submit(prompts);
     for (const int request : cancels) cancel(request);
     for (const int request : offers) {
-      if (!run_->sender.knows(request)) run_->sender.offer(request);
+      if (!run_->sender.knows(request) && run_->source.holds(request)) run_->sender.offer(request);
     }
     for (const WorkItem& item : prompts.items) {
-      if (completes_prompt(item, run_->trace, run_->loops) && submission.failure == PlannedFailure::none) run_->sender.prompt_complete(item.request);
+      if (completes_prompt(item, run_->trace, run_->loops) && submission.failure == PlannedFailure::none && run_->sender.knows(item.request))
+        run_->sender.prompt_complete(item.request);
     }
     pump();
     for (const int request : handed) hand_off(request);
@@ -109,15 +110,17 @@ class HandoffExecutor final : public Executor {
 
  private:
   struct Run {
-    Run(handoff::Source& source, handoff::Target& to, handoff::TransportEnds ends, HandoffLimits limits, const Trace& of, int loop_count)
+    Run(handoff::Source& from, handoff::Target& to, handoff::TransportEnds ends, HandoffLimits limits, const Trace& of, int loop_count)
         : transport(std::move(ends)),
+          source(from),
           target(to),
-          sender(source, *transport.sender, 1, limits),
+          sender(from, *transport.sender, 1, limits),
           receiver(to, *transport.receiver),
           trace(of),
           loops(loop_count) {}
 
     handoff::TransportEnds transport;
+    handoff::Source& source;
     handoff::Target& target;
     SenderEndpoint sender;
     ReceiverEndpoint receiver;
@@ -157,6 +160,7 @@ class HandoffExecutor final : public Executor {
 
   void hand_off(int request) {
     const auto start = std::chrono::steady_clock::now();
+    if (!run_->sender.knows(request)) run_->sender.offer(request);  // it was not held, and the source says so
     if (!pump_until([&] { return run_->sender.closed(request); })) {
       run_->sender.lease_expired(request);
       run_->receiver.lease_expired(request);

@@ -39,6 +39,8 @@ class Source {
  public:
   virtual ~Source() = default;
   virtual Descriptor describe(int request) const = 0;
+  // False for a request that this side will never have all of, as of one cancelled before its prompt was complete: it need not be offered.
+  virtual bool holds(int) const { return true; }
   // Regions that have become final since the last call, in any order, each once in the life of the request: rows and activity as (window, loop)
   // completes, encoded streams as they are encoded, the final hidden row with the prompt. They hold about as much memory of their own as
   // `most_bytes` says, one region always may: the others follow when sent() has made room. What is exported is a copy or is held against

@@ -3,6 +3,7 @@
 #include "harness/handoff/archive.hpp"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -161,6 +162,39 @@ TEST_F(Archive, ArbitraryBytesAreRefusedCleanly) {
 TEST_F(Archive, AFileThatIsNotThereSaysSo) {
   EXPECT_THROW(harness::read_archive("no-such-file.handoff"), FileError);
   EXPECT_THROW(harness::read_archive(std::filesystem::temp_directory_path()), FileError);
+  EXPECT_THROW(harness::read_archive("/dev/zero"), FileError);
+}
+
+TEST_F(Archive, AFileWhoseHeaderDoesNotFitIsRefusedBeforeItIsRead) {
+  const std::filesystem::path path = std::filesystem::temp_directory_path() / ("archive_" + std::to_string(getpid()) + ".handoff");
+  const std::vector<std::byte> bytes = harness::serialize(archived(switches("t0s0q0")));
+  const auto refusal = [&](std::size_t written, std::uintmax_t size) -> std::string {
+    std::ofstream(path, std::ios::binary).write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(written));
+    std::filesystem::resize_file(path, size);
+    try {
+      return std::to_string(harness::read_archive(path).handoffs.size());
+    } catch (const handoff::HandoffError& error) {
+      return error.what();
+    }
+  };
+  EXPECT_EQ(refusal(bytes.size(), bytes.size()), "2");
+  // With a hole of 2^40 bytes, which no machine here could hold.
+  const std::uintmax_t huge = std::uintmax_t{1} << 40;
+  EXPECT_NE(refusal(bytes.size(), huge).find("length says " + std::to_string(bytes.size()) + " bytes, there are 1099511627776"), std::string::npos);
+  EXPECT_NE(refusal(0, huge).find("magic is not LGPDFILE"), std::string::npos);
+  for (const std::size_t cut : {std::size_t{0}, std::size_t{7}, std::size_t{23}, std::size_t{24}, bytes.size() - 1})
+    EXPECT_NE(refusal(bytes.size(), cut).find(path.string() + ": "), std::string::npos) << cut;
+  std::filesystem::remove(path);
+}
+
+TEST_F(Archive, ARequestThatIsCancelledBeforeItsHandoffNeedNotBeInTheFile) {
+  trace_.events.push_back({1, TraceEventKind::cancel, 1});
+  const HandoffArchive archive = archived(switches("t1s1q1"));
+  ASSERT_EQ(archive.handoffs.size(), 1u);
+  const RunRecord record = decoded(archive, switches("t1s1q1"));
+  EXPECT_EQ(record.requests[0].tokens, run(checkpoint_, trace_, switches("t1s1q1")).requests[0].tokens);
+  EXPECT_EQ(record.requests[1].outcome, RequestOutcome::cancelled);
+  EXPECT_EQ(describe(record.held_at_drain), "");
 }
 
 }  // namespace
