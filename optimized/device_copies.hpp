@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What transports of handoffs do with device memory: copies that are begun and reported when they have ended, and memory of one process in another
-// of the same host. Every function throws UnsupportedError in a build without CUDA.
+// of the same host. Every function but device_count() throws UnsupportedError in a build without CUDA.
 #pragma once
 
 #include <array>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The two sides of handoffs at work: messages in and out, writes, and what the state machines (models/handoff/protocol.hpp) ask of an
-// executor. One endpoint serves all transfers of its side; nothing here waits, blocks or reads a clock.
+// executor. One endpoint serves all transfers of its side; nothing here waits for the other side or reads a clock. Exporting and activating wait for
+// the work of the executor.
 #pragma once
 
 #include <cstddef>

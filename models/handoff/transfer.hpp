@@ -95,7 +95,7 @@ struct WriteResult {
 class SenderTransport {
  public:
   virtual ~SenderTransport() = default;
-  virtual std::string_view name() const = 0;   // "host", "device", "peer", "ipc"
+  virtual std::string_view name() const = 0;   // "host", "device", "peer", "socket", "ipc"
   virtual Channel& channel() = 0;
   // Begins to copy `source` to `offset` of the destination; may have ended on return, is reported by ended() in any case. The source stays
   // until then. A destination that cannot be reached is a write that fails.

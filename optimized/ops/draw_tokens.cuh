@@ -29,7 +29,8 @@ struct TokenDraw {
 //   logits draw equal tokens.
 // Determinism: exact.
 // Launch: one block of 512 threads a row; the running sum is one thread's, in steps of 512 ids that the others bring.
-// Traffic: logits twice, the distribution written twice and read up to three times, the draft's once; greedy rows read nothing.
+// Traffic: logits twice, the distribution written twice and read up to three times, with a rejection four times and then the draft's twice; greedy rows
+//   read nothing.
 void draw_tokens(const float* logits, const TokenDraw* draws, HeadChoice* choices, std::int32_t* confirmed, int rows, int vocab, cudaStream_t stream);
 
 }  // namespace loopgauge::optimized
