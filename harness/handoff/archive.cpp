@@ -61,12 +61,9 @@ class ArchivingExecutor final : public IdleExecutor, public handoff::Target {
     ArchivedHandoff& open = open_[request];
     open.descriptor = descriptor;
     std::vector<handoff::Memory> memory;
-    for (const handoff::Region& region : regions_of(descriptor)) {
-      open.data.emplace_back(region.capacity);
-      bytes_ += region.capacity;
-    }
+    for (const handoff::Region& region : regions_of(descriptor)) open.data.emplace_back(region.capacity);
     for (auto& bytes : open.data) memory.push_back({bytes.data(), bytes.size(), -1});
-    most_bytes_ = std::max(most_bytes_, bytes_);
+    most_bytes_ = std::max(most_bytes_, transfer_bytes());
     return memory;
   }
   void activate(int request, std::span<const handoff::RegionSummary> summaries) override {
@@ -82,13 +79,19 @@ class ArchivingExecutor final : public IdleExecutor, public handoff::Target {
     open_.erase(request);
   }
   void abort(int request) override { open_.erase(request); }
-  std::size_t transfer_bytes() const override { return open_.empty() ? 0 : bytes_; }
+  std::size_t transfer_bytes() const override {
+    std::size_t bytes = 0;
+    for (const auto& [_, open] : open_) {
+      for (const auto& region : open.data) bytes += region.size();
+    }
+    return bytes;
+  }
   std::size_t most_transfer_bytes() const override { return most_bytes_; }
 
  private:
   HandoffArchive& archive_;
   std::map<int, ArchivedHandoff> open_;
-  std::size_t bytes_ = 0, most_bytes_ = 0;
+  std::size_t most_bytes_ = 0;
 };
 
 // Offers what an archive holds.
