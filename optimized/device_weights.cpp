@@ -6,6 +6,7 @@
 
 #include "optimized/ops/row_norm.cuh"
 #include "optimized/runtime/cuda_check.hpp"
+#include "optimized/runtime/stream.hpp"
 
 namespace loopgauge::optimized {
 namespace {

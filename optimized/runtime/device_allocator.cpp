@@ -10,6 +10,7 @@
 
 #include "models/error.hpp"
 #include "optimized/runtime/cuda_check.hpp"
+#include "optimized/runtime/stream.hpp"
 
 namespace loopgauge::optimized {
 

@@ -10,9 +10,11 @@
 #include <utility>
 
 #include "models/memory_category.hpp"
-#include "optimized/runtime/stream.hpp"
 
 namespace loopgauge::optimized {
+
+// Declared, not included: this file is read where no CUDA toolkit is.
+class Stream;
 
 using BytesByCategory = std::array<std::size_t, kMemoryCategories>;
 
