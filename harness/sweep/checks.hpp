@@ -38,10 +38,10 @@ std::string divergence_text(const RecordComparison& comparison);
 // that decided.
 void decide(CaseResult& result);
 
-// Every counter of the run, the zeros included.
 inline constexpr std::string_view kRunPhase = "run";  // of TimingRow: the whole case
 // Adds the phases "draft", "verify" and "accept" of a speculating run that measured them.
 void add_speculation_times(std::vector<TimingRow>& timings, const RunRecord& record, std::int64_t repetition);
+// Every counter of the run, the zeros included.
 void set_counters(CaseResult& result, const RunCounters& counters);
 void set_handoffs(CaseResult& result, std::span<const HandoffRecord> handoffs);
 
