@@ -134,6 +134,26 @@ def sums(generator, solved, unsolved):
     return asked(prompt, questions, "sum")
 
 
+def key_values(generator, entries, look_ups):
+    """A table of keys and values, and some of them asked for in another order."""
+    keys = []
+    while len(keys) < entries:
+        key = generator.characters(ALPHANUMERIC, 3)
+        if key not in keys:
+            keys.append(key)
+    values = [generator.characters("0123456789", 3) for _ in keys]
+    questions = Pieces()
+    for i in generator.permutation(entries)[:look_ups]:
+        questions.put(f"?{keys[i]}:").put(values[i], scored=True).put("\n")
+    return "\n" + "".join(f"{key}:{value}\n" for key, value in zip(keys, values)), questions
+
+
+def answered_freely(made, max_new_tokens):
+    """A task whose prompt ends where the first answer begins; the model answers, and goes on as it likes."""
+    prompt = bytes(made["prompt"][1:]) + bytes(made["forced"][:made["answer_mask"].index(1)])
+    return request(prompt, max_new_tokens=max_new_tokens, task=made["task"])
+
+
 # ---- the traces: name -> (description, requests, events) ----------------------------------------------------------------------
 
 def boundary_short(g):
@@ -264,6 +284,13 @@ def spec_text(g):
         yield request(passage(g, length - 1), max_new_tokens=260)
 
 
+def spec_tasks(g):
+    for _ in range(5):
+        table, look_ups = key_values(g, 8, 4)
+        for made in (needle(g, 96, 2), copy(g, 40), sums(g, 6, 6), asked(Pieces().put(table), look_ups, "kv")):
+            yield answered_freely(made, 104)
+
+
 def spec_sampled(g):
     for i, temperature in enumerate((0.5, 0.75, 1.0)):
         yield request(passage(g, 24, "kjv"), max_new_tokens=16, temperature=temperature, seed=g.next() >> 1)
@@ -294,15 +321,7 @@ def quality_needle(length):
 
 def quality_kv(g):
     for _ in range(8):
-        keys, table, questions = [], "", Pieces()
-        while len(keys) < 24:
-            key = g.characters(ALPHANUMERIC, 3)
-            if key not in keys:
-                keys.append(key)
-        values = [g.characters("0123456789", 3) for _ in keys]
-        table = "\n" + "".join(f"{key}:{value}\n" for key, value in zip(keys, values))
-        for i in g.permutation(24)[:12]:
-            questions.put(f"?{keys[i]}:").put(values[i], scored=True).put("\n")
+        table, questions = key_values(g, 24, 12)
         yield asked(Pieces().put(after_prose(g, 512, table.encode())), questions, "kv")
 
 
@@ -380,6 +399,7 @@ TRACES = {
     "spec-flush": ("Forced, with given drafts: rounds of five rows across position 128 at every offset, and rejections around it", spec_flush),
     "spec-end": ("Free running, with the answers as drafts: the end-of-sequence id at different places of a round", spec_end),
     "spec-text": ("Prose, free running: eight prompts of 40 to 76 tokens, 260 new tokens each", spec_text),
+    "spec-tasks": ("Needles, copies, sums and tables, five of each, free running: prompts of 47 to 116 tokens, 104 new tokens each", spec_tasks),
     "spec-sampled": ("Free running at temperatures 0.5, 0.75 and 1: seeded sampling", spec_sampled),
     "mixed-depths": ("Four requests with forced exit depths: 4,1,3,2,4,1; 4,2,1,4,3,2; all 4; all 1", mixed_depths),
 }
