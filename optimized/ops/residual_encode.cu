@@ -5,6 +5,7 @@
 #include <cuda_fp16.h>
 
 #include <string>
+#include <type_traits>
 
 #include "models/error.hpp"
 #include "optimized/kv/numeric_fault.hpp"
@@ -259,32 +260,34 @@ void check_head_dim(const char* operation, const KvShape& shape) {
   }
 }
 
+// launch(head_dim, grid) with a grid of (layers, K|V x heads, tasks), for a kernel that is compiled for the head dimension.
+template <class Launch>
+void for_each_tile(const char* operation, const ResidualEncodeArguments& arguments, Launch launch) {
+  const KvShape& shape = arguments.kv.shape;
+  check_head_dim(operation, shape);
+  if (arguments.task_count == 0) return;
+  const dim3 grid(shape.layers, 2 * shape.heads, arguments.task_count);
+  if (shape.head_dim == 128) {
+    launch(std::integral_constant<int, 128>{}, grid);
+  } else {
+    launch(std::integral_constant<int, 64>{}, grid);
+  }
+}
+
 }  // namespace
 
 void residual_encode(const ResidualEncodeArguments& arguments, cudaStream_t stream) {
-  const KvShape& shape = arguments.kv.shape;
-  check_head_dim("residual_encode", shape);
-  if (arguments.task_count == 0) return;
-  const dim3 grid(shape.layers, 2 * shape.heads, arguments.task_count);
-  if (shape.head_dim == 128) {
-    residual_encode_kernel<128><<<grid, kThreads, 0, stream>>>(arguments.kv, arguments.tasks, arguments.numeric_fault, arguments.fault);
-  } else {
-    residual_encode_kernel<64><<<grid, kThreads, 0, stream>>>(arguments.kv, arguments.tasks, arguments.numeric_fault, arguments.fault);
-  }
-  LOOPGAUGE_CUDA_CHECK_LAUNCH("residual_encode");
+  for_each_tile("residual_encode", arguments, [&](auto head_dim, dim3 grid) {
+    residual_encode_kernel<head_dim.value><<<grid, kThreads, 0, stream>>>(arguments.kv, arguments.tasks, arguments.numeric_fault, arguments.fault);
+    LOOPGAUGE_CUDA_CHECK_LAUNCH("residual_encode");
+  });
 }
 
 void residual_encode_again(const ResidualEncodeArguments& arguments, cudaStream_t stream) {
-  const KvShape& shape = arguments.kv.shape;
-  check_head_dim("residual_encode_again", shape);
-  if (arguments.task_count == 0) return;
-  const dim3 grid(shape.layers, 2 * shape.heads, arguments.task_count);
-  if (shape.head_dim == 128) {
-    residual_encode_again_kernel<128><<<grid, 128, 0, stream>>>(arguments.kv, arguments.tasks, arguments.numeric_fault);
-  } else {
-    residual_encode_again_kernel<64><<<grid, 64, 0, stream>>>(arguments.kv, arguments.tasks, arguments.numeric_fault);
-  }
-  LOOPGAUGE_CUDA_CHECK_LAUNCH("residual_encode_again");
+  for_each_tile("residual_encode_again", arguments, [&](auto head_dim, dim3 grid) {
+    residual_encode_again_kernel<head_dim.value><<<grid, head_dim.value, 0, stream>>>(arguments.kv, arguments.tasks, arguments.numeric_fault);
+    LOOPGAUGE_CUDA_CHECK_LAUNCH("residual_encode_again");
+  });
 }
 
 void kv_gather(const KvGatherArguments& arguments, cudaStream_t stream) {
