@@ -40,17 +40,27 @@ void check_in_flight(const RunOptions& options, const EffectiveConfig& config, c
   const bool moves = q.enabled && q.policy != EncodingPolicy::fixed_prompt;
   const bool free_run =
       std::any_of(trace.requests.begin(), trace.requests.end(), [](const TraceRequest& request) { return !request.teacher_forced(); });
-  if (moves && free_run && q.tail < in_flight - 2) {
+  if (moves && free_run && options.speculation.kind == SpeculationKind::none && q.tail < in_flight - 2) {
     throw UnsupportedError("a tail of " + std::to_string(q.tail) + " with " + std::to_string(in_flight) +
                            " submissions in flight would encode rows that may lie past the end of the sequence: use a tail of at least " +
                            std::to_string(in_flight - 2));
   }
 }
 
-void check_speculation(const RunOptions& options) {
-  if (options.speculation.kind == SpeculationKind::none) return;
-  if (options.submissions_in_flight > 1) {
-    throw UnsupportedError("the CUDA runtime reads every decision of a round before the next one begins: speculation runs with one submission in flight");
+// What the device decides ahead of the host does not reach to the sealing of blocks, and the planted faults are in what the host decides.
+void check_speculation(const RunOptions& options, const EffectiveConfig& config) {
+  if (options.speculation.kind == SpeculationKind::none || options.submissions_in_flight == 1) return;
+  const auto& q = config.q();
+  if (q.enabled && q.policy != EncodingPolicy::fixed_prompt && q.timing == EncodingTiming::execution_dependent) {
+    throw UnsupportedError(
+        "execution_dependent timing seals blocks when a round is decided, which the CUDA runtime does on the host: with several submissions in flight it "
+        "speculates with serial_aligned timing, fixed_prompt or Q off");
+  }
+  for (const Fault fault : {Fault::stale_reference_at_position, Fault::plane_not_truncated, Fault::candidate_sealed, Fault::draft_hidden_shared,
+                            Fault::acceptance_off_by_one, Fault::early_flush}) {
+    if (options.fault == fault) {
+      throw UnsupportedError("fault " + std::string(to_string(fault)) + " of a speculating run is planted with one submission in flight");
+    }
   }
 }
 
@@ -82,9 +92,14 @@ CudaRun::CudaRun(const RunContext& context, const Trace& trace, const EffectiveC
       encode_tasks_(allocator_, MemoryCategory::conversion_scratch),
       rewrite_tasks_(allocator_, MemoryCategory::conversion_scratch),
       inactive_rows_(allocator_, MemoryCategory::workspace),
-      inactive_indices_(allocator_, MemoryCategory::workspace) {
+      inactive_indices_(allocator_, MemoryCategory::workspace),
+      live_indices_(allocator_, MemoryCategory::workspace),
+      started_slots_(allocator_, MemoryCategory::workspace),
+      started_states_(allocator_, MemoryCategory::workspace),
+      draft_outcomes_(allocator_, MemoryCategory::workspace),
+      round_outcomes_(allocator_, MemoryCategory::workspace) {
   check_in_flight(options_, config_, trace);
-  check_speculation(options_);
+  check_speculation(options_, config_);
   if (options_.graph_replay) graphs_.emplace();
   open_ticket();
   const auto live = static_cast<std::size_t>(std::min(static_cast<int>(trace.requests.size()), kMaxRequests));
@@ -130,6 +145,7 @@ CudaRun::CudaRun(const RunContext& context, const Trace& trace, const EffectiveC
     }
     if (options_.record.gate) s.record.gate = Tensor<float>({s.capacity, kLoops}, nan);
   }
+  if (runs_ahead()) prepare_speculation();
   if (options_.stage == Stage::prefill) source_ = std::make_unique<HandoffSource>(*this);
   if (options_.stage == Stage::decode) target_ = std::make_unique<HandoffTarget>(*this);
   allocator_.on_pressure([this](std::size_t missing_bytes) { return relieve_pressure(missing_bytes); });
@@ -150,7 +166,8 @@ void CudaRun::submit(const Submission& submission) {
   take_in_activations();
   while (submissions_in_flight() >= options_.submissions_in_flight) deliver_oldest();
   submission_ = static_cast<int>(counters_.submissions++);
-  if (!submission.actions.empty()) settle();
+  // Whether a planned failure has anything to fail is asked for its own sake, not to prepare a submission.
+  if (!submission.actions.empty() || (runs_ahead() && submission.failure != PlannedFailure::none)) settle();
   for (const Action& action : submission.actions) act(action);
   require_stage(submission.items);
   failure_ = submission.failure;
@@ -165,6 +182,7 @@ void CudaRun::submit(const Submission& submission) {
     ++counters_.failures;
   }
   failure_ = PlannedFailure::none;
+  for (RequestState& s : requests_) s.settled.reset();
   close_ticket();
   counters_.most_in_flight = std::max(counters_.most_in_flight, static_cast<std::int64_t>(submissions_in_flight()));
   if (!asynchronous()) deliver_oldest();
@@ -180,7 +198,9 @@ void CudaRun::require_stage(const std::vector<WorkItem>& items) const {
 }
 
 void CudaRun::run_items(const std::vector<WorkItem>& items) {
-  if (!items.empty() && items.front().kind != RowKind::prefill && items.front().kind != RowKind::decode) return speculate(items);
+  if (!items.empty() && items.front().kind != RowKind::prefill && items.front().kind != RowKind::decode) {
+    return runs_ahead() ? speculate_ahead(items) : speculate(items);
+  }
   if (items.size() == 1) {
     const WorkItem& item = items.front();
     RequestState& s = requests_.at(static_cast<std::size_t>(item.request));

@@ -23,6 +23,7 @@
 #include "optimized/kv/reference_store.hpp"
 #include "optimized/ops/draw_tokens.cuh"
 #include "optimized/ops/head_argmax.cuh"
+#include "optimized/ops/speculative_rows.cuh"
 #include "optimized/prefix_store.hpp"
 #include "optimized/request_state.hpp"
 #include "optimized/runtime/growable_buffer.hpp"
@@ -69,7 +70,8 @@ class CudaRun {
     int first_rank = 0;                              // prefill: the part's first row among those of the window that execute the loop
     int rows = 1;                                    // that execute the loop
     int first_row = 0;                               // in the batch
-    int live = -1;                                   // index of a speculative row among the request's live rows; negative: none
+    int live = -1;                                   // index of a speculative row among the request's live rows; negative: none. Where rows run
+                                                     // ahead, `piece` is all positions that it may have
   };
   struct Emission {
     RequestState* request;
@@ -189,6 +191,8 @@ class CudaRun {
   void complete_prompt(RequestState& s);
   void complete_decode_loop(RequestState& s, const Part& part);
   void record_keys(RequestState& s, int position, int reference);
+  std::pair<const std::uint64_t*, const float*> download_keys(int reference);
+  void keep_keys(RequestState& s, int position, const std::uint64_t* masks, const float* mass);
   void take_exit(RequestState& s, const Part& part);
   void complete_row(RequestState& s, int loop);
   void release_reference(RequestState& s);
@@ -215,7 +219,8 @@ class CudaRun {
   void advance_live_rows(std::vector<Part> parts);
   void complete_live_loop(RequestState& s, const Part& part);
   void propose(RequestState& s);
-  void count_doubled_bytes(const RequestState& s);
+  void count_doubled_bytes(int positions);
+  int doubled_positions(const RequestState& s) const;
   std::vector<Verdict> judge_rows(RequestState& s, std::size_t count);
   void commit_rows(RequestState& s, const SpeculationRound& round, const std::vector<Verdict>& verdicts);
   void decide_round(RequestState& s);
@@ -230,6 +235,32 @@ class CudaRun {
   int reference_of(const Part& part) const;
   void leave_behind(RequestState& s, LiveRow& row);
   void share_draft_states(RequestState& s);
+
+  // Speculation with several submissions in flight: cuda_run_speculation_ahead.
+  struct DecidedRound {
+    const RoundOutcome* outcome;
+    const HeadChoice* choices;                       // [rows]: the tokens that are emitted first
+    const float* logits;                             // [rows][vocab] or null
+    int sealed;                                      // positions that were encoded when it was decided
+  };
+  bool runs_ahead() const { return asynchronous() && options_.speculation.kind != SpeculationKind::none && options_.stage != Stage::prefill; }
+  void prepare_speculation();
+  void start_speculating(const std::vector<Emission>& emissions, const HeadChoice* choices);
+  void speculate_ahead(const std::vector<WorkItem>& items);
+  bool may_be_speculative_work(const RequestState& s, const WorkItem& item) const;
+  PositionRange possible_positions(const RequestState& s, int index) const;
+  std::vector<Part> ahead_parts(RequestState& s, const WorkItem& item, int loop);
+  void seal_for(RequestState& s, PositionRange positions);
+  void hold_references(RequestState& s);
+  void add_ahead_row(RowBatch& batch, const Part& part);
+  void advance_ahead(std::vector<Part> parts);
+  void record_ahead(const Part& part, const QueryRow* found);
+  const float* logits_ahead(int count);
+  void propose_ahead(RequestState& s, int index);
+  void decide_ahead(RequestState& s);
+  void deliver_round(RequestState& s, const DecidedRound& decided);
+  void read_speculation();
+  void give_up_ahead(RequestState& s);
 
   // Emission: cuda_run_emission.
   void emit_pending();
@@ -258,6 +289,7 @@ class CudaRun {
   // Observation: cuda_run_observation.
   std::unique_ptr<RowObserver> make_tap_observer(const std::vector<Part>& parts, int rows);
   void record_states(RequestState& s, const Bfloat16* states, PositionRange positions, int loop);
+  static void widen_row(std::span<const Bfloat16> from, float* to);
   void tap_row(std::string_view operation, const RequestState& s, int loop, int layer, int position, std::span<const float> values) const;
   bool planted(Fault fault) const { return options_.fault == fault; }
   const RequestRecord* decisions(const RequestState& s) const;
@@ -292,10 +324,12 @@ class CudaRun {
   DeviceBuffer exits_;                               // ExitState of the decode row
   DeviceBuffer chosen_tokens_;                       // int32: the token that the last logits chose
   DeviceBuffer draft_distributions_;                 // [live rows][vocab] FP32: what a live row's token was drawn from
+  SpeculationView speculation_;                      // where rows run ahead, with the arrays that it points to
+  DeviceBuffer speculation_states_, live_tokens_, live_references_, speculation_steps_;
   DeviceBuffer gates_;                               // [decode rows of a batch] FP32
   DeviceBuffer numeric_fault_;                       // one word
   GrowableBuffer state_gates_, emitted_states_, emitted_choices_, emitted_slots_, token_draws_, distributions_, confirmed_, selection_scratch_, encode_tasks_,
-      rewrite_tasks_, inactive_rows_, inactive_indices_;
+      rewrite_tasks_, inactive_rows_, inactive_indices_, live_indices_, started_slots_, started_states_, draft_outcomes_, round_outcomes_;
   std::vector<WindowState> spare_windows_;
   std::vector<EncodeTask> pending_encodes_, pending_rewrites_;
   std::vector<std::pair<RequestState*, PositionRange>> pending_releases_;

@@ -49,7 +49,7 @@ void CudaRun::cancel(RequestState& s) {
 
 void CudaRun::rewind(RequestState& s) {
   if (s.slot < 0) return;
-  int frontier = s.committed;
+  int frontier = s.settled ? s.settled->committed : s.committed;
   if (s.committed == 0) {
     frontier = s.complete_windows * config_.window();
     for (std::size_t w = static_cast<std::size_t>(s.complete_windows); w < s.windows.size(); ++w) {
@@ -108,12 +108,18 @@ SnapshotOwner CudaRun::owner_of(const RequestState& s) const {
           std::to_string(s.index) + " of trace " + trace_.name + ", generation " + std::to_string(s.generation)};
 }
 
-// What the request has in arrays by slot: hidden row, exit state and pending token.
+// What the request has in arrays by slot: hidden row, exit state and pending token, and where rows run ahead what has been decided of them.
 std::vector<DeviceRange> CudaRun::slot_ranges(const RequestState& s) {
   const auto slot = static_cast<std::size_t>(s.slot);
-  return {{decode_state(s), static_cast<std::size_t>(model_.hidden) * sizeof(Bfloat16)},
-          {exits_.as<ExitState>() + slot, sizeof(ExitState)},
-          {chosen_tokens_.as<std::int32_t>() + slot, sizeof(std::int32_t)}};
+  std::vector<DeviceRange> ranges{{decode_state(s), static_cast<std::size_t>(model_.hidden) * sizeof(Bfloat16)},
+                                  {exits_.as<ExitState>() + slot, sizeof(ExitState)},
+                                  {chosen_tokens_.as<std::int32_t>() + slot, sizeof(std::int32_t)}};
+  if (runs_ahead()) {
+    const auto rows = static_cast<std::size_t>(live_rows());
+    ranges.push_back({speculation_.states + slot, sizeof(SpeculationState)});
+    ranges.push_back({speculation_.tokens + slot * rows, rows * sizeof(std::int32_t)});
+  }
+  return ranges;
 }
 
 // Everything of the request on the device, in the order of a snapshot's payload.
@@ -199,6 +205,7 @@ void CudaRun::restore(RequestState& s) {
   s.slot = slot;
   s.complete_windows = state.complete_windows;
   s.committed = state.committed;
+  if (runs_ahead() && s.committed > 0) s.committed = s.prompt_length + s.record.fed;  // what has been read meanwhile
   s.encoded = state.encoded;
   s.encoded_ahead = state.encoded_ahead;
   s.unreadable = state.unreadable;

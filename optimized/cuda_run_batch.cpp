@@ -74,7 +74,8 @@ void CudaRun::run_step(std::vector<Part>& parts) {
   for (const Part& part : parts) {
     RequestState& s = *part.request;
     if (part.kind == RowKind::decode) {
-      part.live < 0 ? complete_decode_loop(s, part) : complete_live_loop(s, part);
+      if (part.live < 0) complete_decode_loop(s, part);
+      if (part.live >= 0 && !runs_ahead()) complete_live_loop(s, part);
       continue;
     }
     count_prefill(s, part);
@@ -113,6 +114,7 @@ RowBatch CudaRun::make_batch(std::vector<Part>& parts) {
 }
 
 void CudaRun::add_rows(RowBatch& batch, const Part& part) {
+  if (part.live >= 0 && runs_ahead()) return add_ahead_row(batch, part);
   RequestState& s = *part.request;
   RowSource row;
   row.request = s.slot;
@@ -207,7 +209,7 @@ void CudaRun::run_batch(const std::vector<Part>& parts, RowBatch& batch) {
 // What a captured step repeats when it holds decode rows alone: nothing here depends on the host but the extents of the batch.
 void CudaRun::enqueue_batch(const std::vector<Part>& parts, const RowBatch& batch) {
   Bfloat16* const rows = forward_.input(batch.size());
-  forward_.prepare(batch, kv_, exits_.as<ExitState>(), chosen_tokens_.as<std::int32_t>());
+  forward_.prepare(batch, kv_, exits_.as<ExitState>(), chosen_tokens_.as<std::int32_t>(), speculation_);
   load_inputs(parts, batch.decode_rows, rows);
   std::unique_ptr<RowObserver> observer;
   if (options_.tap != nullptr) {

@@ -39,6 +39,7 @@ void CudaRun::emit_pending() {
   }
   keep_tokens(choices, emitted_slots_.upload<std::int32_t>(slots, ticket_->arena, stream_), chosen_tokens_.as<std::int32_t>(), rows,
               stream_);
+  if (runs_ahead()) start_speculating(emissions, choices);
   const HeadChoice* chosen = download(choices, emissions.size());
   for (std::size_t i = 0; i < emissions.size(); ++i) {
     const Emission& emission = emissions[i];

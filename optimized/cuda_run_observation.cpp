@@ -46,20 +46,22 @@ class CudaRun::TapObserver final : public RowObserver {
     for (const Part& part : parts_) {
       if (part.kind != RowKind::decode || part.loop != 2) continue;
       const RequestState& s = *part.request;
-      const std::size_t first = reference_index(shape, run_.reference_of(part), layer, 0);
+      const QueryRow& row = rows_[static_cast<std::size_t>(part.first_row)];
+      if (row.request < 0) continue;
+      const std::size_t first = reference_index(shape, row.reference, layer, 0);
       const std::size_t heads = static_cast<std::size_t>(shape.heads);
       std::vector<float> listed;
       const auto masks = run_.read(view.selected + first * view.mask_pages, heads * view.mask_pages);
       for (std::size_t head = 0; head < heads; ++head) {
-        for (int position = 0; position <= part.piece.begin; ++position) {
+        for (int position = 0; position <= row.position; ++position) {
           const std::uint64_t mask = masks[head * view.mask_pages + static_cast<std::size_t>(position / kPageTokens)];
           if ((mask >> (position % kPageTokens)) & 1u) listed.push_back(static_cast<float>(position));
         }
       }
-      run_.tap_row("sparse_decode.keys", s, 2, layer, part.piece.begin, listed);
-      run_.tap_row("sparse_decode.mass", s, 2, layer, part.piece.begin, run_.read(view.mass + first, heads));
+      run_.tap_row("sparse_decode.keys", s, 2, layer, row.position, listed);
+      run_.tap_row("sparse_decode.mass", s, 2, layer, row.position, run_.read(view.mass + first, heads));
       run_.tap_row(
-          "sparse_decode.c_ref", s, 2, layer, part.piece.begin,
+          "sparse_decode.c_ref", s, 2, layer, row.position,
           run_.read(view.c_ref + first * static_cast<std::size_t>(shape.head_dim), heads * static_cast<std::size_t>(shape.head_dim)));
     }
   }
@@ -74,6 +76,8 @@ std::unique_ptr<RowObserver> CudaRun::make_tap_observer(const std::vector<Part>&
   return std::make_unique<TapObserver>(*this, parts, rows);
 }
 
+void CudaRun::widen_row(std::span<const Bfloat16> from, float* to) { std::transform(from.begin(), from.end(), to, widen); }
+
 // H of `loop` for `positions`, and its gate, where the record keeps them.
 void CudaRun::record_states(RequestState& s, const Bfloat16* states, PositionRange positions, int loop) {
   const auto count = static_cast<std::size_t>(positions.size()), hidden = static_cast<std::size_t>(model_.hidden);
@@ -81,8 +85,8 @@ void CudaRun::record_states(RequestState& s, const Bfloat16* states, PositionRan
     const Bfloat16* rows = download(states, count * hidden);
     on_delivery([&s, rows, positions, loop, hidden] {
       if (s.drops_results()) return;
-      float* out = s.record.hidden[static_cast<std::size_t>(loop - 1)].row(positions.begin).data();
-      std::transform(rows, rows + static_cast<std::size_t>(positions.size()) * hidden, out, widen);
+      widen_row(std::span(rows, static_cast<std::size_t>(positions.size()) * hidden),
+                s.record.hidden[static_cast<std::size_t>(loop - 1)].row(positions.begin).data());
     });
   }
   if (options_.record.gate) {

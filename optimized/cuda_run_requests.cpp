@@ -42,16 +42,22 @@ void CudaRun::complete_decode_loop(RequestState& s, const Part& part) {
 // Rows that are given up are recorded too: whoever comes to stand at or before their position shortens the list.
 void CudaRun::record_keys(RequestState& s, int position, int reference) {
   if (!options_.record.keys) return;
+  const auto [masks, mass] = download_keys(reference);
+  on_delivery([this, &s, position, masks, mass] { keep_keys(s, position, masks, mass); });
+}
+
+std::pair<const std::uint64_t*, const float*> CudaRun::download_keys(int reference) {
   const ReferenceView view = references_->view();
   const std::size_t first = reference_index(kv_.shape(), reference, 0, 0);
   const std::size_t heads = static_cast<std::size_t>(kv_.shape().layers) * static_cast<std::size_t>(kv_.shape().heads);
-  const std::uint64_t* masks = download(view.selected + first * view.mask_pages, heads * view.mask_pages);
-  const float* mass = download(view.mass + first, heads);
-  on_delivery([this, &s, position, masks, mass, pages = view.mask_pages] {
-    if (s.finished) return;
-    s.record.keys.resize(static_cast<std::size_t>(position - s.prompt_length) + 1);
-    s.record.keys.back() = read_keys(kv_.shape(), masks, static_cast<int>(pages), mass, position, budget(config_.s().key_fraction_bp, position + 1));
-  });
+  return {download(view.selected + first * view.mask_pages, heads * view.mask_pages), download(view.mass + first, heads)};
+}
+
+void CudaRun::keep_keys(RequestState& s, int position, const std::uint64_t* masks, const float* mass) {
+  if (s.finished) return;
+  s.record.keys.resize(static_cast<std::size_t>(position - s.prompt_length) + 1);
+  s.record.keys.back() =
+      read_keys(kv_.shape(), masks, static_cast<int>(references_->view().mask_pages), mass, position, budget(config_.s().key_fraction_bp, position + 1));
 }
 
 // What the exit rule decided after a loop: read at once where the next loop depends on it, else known to the device, and to the host later.
@@ -143,7 +149,7 @@ void CudaRun::finish_request(RequestState& s) {
   kv_.upload(ticket_->arena);
   if (options_.record.kv) record.kv = read_planes(kv_, s.slot, length, s.encoded, config_.loops(), allocator_, stream_);
   if (options_.record.codec) record.blocks = read_blocks(kv_, s.slot, stream_);
-  std::erase_if(record.blocks, [&](const CodecBlock& block) { return block.positions.begin >= s.encoded; });  // by a planted fault only
+  std::erase_if(record.blocks, [&](const CodecBlock& block) { return block.positions.begin >= s.encoded; });  // sealed ahead
   release_storage(s);  // a row past the end of the sequence may be on its way
   s.finished = true;
 }

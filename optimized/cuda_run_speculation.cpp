@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Speculation: rows that are drafted, verified, and committed or given up (S-SPEC, S-PIPE). A row runs like any decode row, with its own state
-// and attention reference. The host waits for every candidate that the model chooses and for every decision.
+// and attention reference. The host waits for every candidate that the model chooses and for every decision; where it does not wait:
+// cuda_run_speculation_ahead.
 #include <algorithm>
 #include <set>
 #include <string>
@@ -199,12 +200,15 @@ void CudaRun::propose(RequestState& s) {
 }
 
 // Positions that later live rows see encoded and the oldest does not are held in both forms.
-void CudaRun::count_doubled_bytes(const RequestState& s) {
+int CudaRun::doubled_positions(const RequestState& s) const {
+  return std::max(s.encoded, s.encoded_ahead) - frontier_rule(s, s.live.front().position);
+}
+
+void CudaRun::count_doubled_bytes(int positions) {
   if (config_.q().timing != EncodingTiming::serial_aligned) return;
-  const int doubled = std::max(0, std::max(s.encoded, s.encoded_ahead) - frontier_rule(s, s.live.front().position));
   constexpr std::int64_t kBytes = 2 * sizeof(Bfloat16);  // K and V
   counters_.most_doubled_bytes =
-      std::max(counters_.most_doubled_bytes, kBytes * doubled * model_.layers * config_.loops() * model_.heads * model_.head_dim);
+      std::max(counters_.most_doubled_bytes, kBytes * positions * model_.layers * config_.loops() * model_.heads * model_.head_dim);
 }
 
 // Of the first `count` live rows, which have run all their loops and whose states lie one after the other (S-SPEC-3, S-SAMP-4).
@@ -295,7 +299,7 @@ void CudaRun::commit_rows(RequestState& s, const SpeculationRound& round, const 
 // A round has run all its loops: the longest confirmed prefix is committed.
 void CudaRun::decide_round(RequestState& s) {
   begin_span();
-  count_doubled_bytes(s);
+  count_doubled_bytes(doubled_positions(s));
   const int rows_end = s.live.back().position + 1;
   if (seals_unverified()) seal_unverified(s, rows_end);
   if (planted(Fault::candidate_sealed) && config_.q().policy != EncodingPolicy::fixed_prompt) {
@@ -318,7 +322,7 @@ void CudaRun::decide_round(RequestState& s) {
 void CudaRun::settle_pipeline(RequestState& s) {
   if (s.live.front().completed == config_.loops()) {
     begin_span();
-    count_doubled_bytes(s);
+    count_doubled_bytes(doubled_positions(s));
     const std::vector<Verdict> verdicts = judge_rows(s, 1);
     commit_rows(s, {s.live.front().position, s.live.size() > 1 ? 1 : 0, verdicts.front().confirmed ? 1 : 0, 1}, verdicts);
     end_span(0, 0, 1);
@@ -329,6 +333,7 @@ void CudaRun::settle_pipeline(RequestState& s) {
 
 // Live rows from `first` (an index) on never were: invalid in every plane, their references retired.
 void CudaRun::give_up_rows(RequestState& s, std::size_t first) {
+  if (runs_ahead()) return give_up_ahead(s);
   if (first >= s.live.size()) return;
   kv_.truncate(s.slot, s.live[first].position, keeps_sealed_candidates() ? KvCache::Sealed::kept : KvCache::Sealed::refused);
   for (std::size_t i = first; i < s.live.size(); ++i) {

@@ -93,6 +93,7 @@ void CudaRun::settle() {
   for (const RequestState& s : requests_) {
     if (s.slot >= 0) kv_.read_maps(s.slot);
   }
+  if (runs_ahead()) read_speculation();
 }
 
 // Throws for a value that the specification declares an error, naming where it was met.

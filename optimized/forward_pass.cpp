@@ -84,13 +84,15 @@ void ForwardPass::stage(const RowBatch& batch, PinnedArena& arena) {
   }
 }
 
-void ForwardPass::prepare(const RowBatch& batch, const KvCache& kv, ExitState* exits, const std::int32_t* chosen_tokens) {
+void ForwardPass::prepare(const RowBatch& batch, const KvCache& kv, ExitState* exits, const std::int32_t* chosen_tokens,
+                          const SpeculationView& speculation) {
   PrepareRowsArguments arguments;
   arguments.kv = kv.view();
   arguments.sources = row_sources_.as<RowSource>();
   arguments.count = batch.size();
   arguments.decode_rows = batch.decode_rows;
   arguments.sparse_decode = context_.sparse_decode;
+  arguments.speculation = speculation;
   arguments.exits = exits;
   arguments.chosen_tokens = chosen_tokens;
   arguments.rows = rows_.as<QueryRow>();

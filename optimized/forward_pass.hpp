@@ -71,9 +71,9 @@ class ForwardPass {
   // The three steps of a loop, in this order. stage() brings the batch's description to the device; nothing after it copies from the host
   // (forced keys apart), so that prepare() and what follows can be captured once and replayed for every batch of the same extents.
   void stage(const RowBatch& batch, PinnedArena& arena);
-  // What the rows are, as far as only the device knows: positions, tokens, rows that have ended. `exits` and `chosen_tokens` [slots].
-  // Afterwards the caller fills input() with the loop's input.
-  void prepare(const RowBatch& batch, const KvCache& kv, ExitState* exits, const std::int32_t* chosen_tokens);
+  // What the rows are, as far as only the device knows: positions, tokens, rows that have ended. `exits` and `chosen_tokens` [slots];
+  // `speculation` is of rows with RowSource::live. Afterwards the caller fills input() with the loop's input.
+  void prepare(const RowBatch& batch, const KvCache& kv, ExitState* exits, const std::int32_t* chosen_tokens, const SpeculationView& speculation = {});
   // Advances the rows by one loop. `references` may be null when S is off; `numeric_fault` is one device word.
   void run(const RowBatch& batch, KvCache& kv, const ReferenceStore* references, std::uint64_t* numeric_fault, RowObserver* observer);
 

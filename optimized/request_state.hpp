@@ -16,6 +16,7 @@
 #include "models/run_record.hpp"
 #include "models/trace.hpp"
 #include "optimized/kv/reference_store.hpp"
+#include "optimized/ops/speculative_rows.cuh"
 #include "optimized/runtime/device_allocator.hpp"
 #include "optimized/snapshot.hpp"
 
@@ -41,7 +42,8 @@ struct DecodeRow {
   bool reference_given_away = false;                     // by a planted fault
 };
 
-// A speculative row that is on its way (S-SPEC). The host knows the token that it is fed.
+// A speculative row that is on its way (S-SPEC). The host knows the token that it is fed; with several submissions in flight it knows of rows of
+// a round nothing but the loops, and of tokens of a pipeline not even that.
 struct LiveRow {
   int position = -1;
   std::int32_t token = 0;
@@ -79,6 +81,11 @@ struct RequestState {
   std::vector<std::byte> snapshot;                       // of a preempted request
   DecodeRow row;
   std::vector<LiveRow> live;                             // of the round or pipeline that is on its way, at consecutive positions from the pending one
+  // Speculation with several submissions in flight: `committed` counts rows whose results have been read.
+  int unread_rounds = 0;                                 // that were issued and have not been read
+  int first_step = 0;                                    // of the run's speculation steps
+  std::vector<std::pair<int, ReferenceStore::Key>> live_references;       // by place of a live row
+  std::optional<SpeculationState> settled;               // what the device has decided, where everything that was issued has run
   std::optional<std::pair<int, ReferenceStore::Key>> previous_reference;  // kept by a planted fault
   std::map<int, std::pair<int, ReferenceStore::Key>> stale_references;    // by position: of rows that were given up, kept by a planted fault
   std::set<int> stale_rows;                              // positions whose rows of loop 3 a planted fault takes for those of whoever comes to stand there

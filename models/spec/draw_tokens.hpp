@@ -45,7 +45,7 @@ inline constexpr OpSpec kDrawTokens{
     .ties = "u equal to a running sum takes the next id; u q(x) equal to p(x) rejects",
     .determinism = Determinism::batch_invariant,
     .reference_source = "reference/ops/sampling.hpp",
-    .optimized_sources = {"optimized/ops/draw_tokens.cu"},
+    .optimized_sources = {"optimized/ops/draw_tokens.cu", "optimized/ops/speculative_rows.cu"},
     .equivalence_tests = {"tests/equivalence/draw_tokens_test.cpp"},
 };
 

@@ -220,6 +220,13 @@ void KvCache::note_active(int request, int loop, PositionRange positions) {
   }
 }
 
+void KvCache::forget_noted(int request, int position) {
+  Request& slot = live(request);
+  for (int page = position / kPageTokens; page < static_cast<int>(slot.maps.size()); ++page) {
+    for (std::uint64_t& mask : slot.maps[static_cast<std::size_t>(page)].active) mask &= page_mask(page, 0, position);
+  }
+}
+
 void KvCache::release_unused(int request, int loop, PositionRange positions) {
   Request& slot = live(request);
   check_loop(loop, "release_unused");

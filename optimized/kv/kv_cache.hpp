@@ -107,6 +107,8 @@ class KvCache {
   // The same for rows whose bits a kernel sets on the device: the host's copy follows.
   void note_active(int request, int loop, PositionRange positions);
   void note_active(int request, int loop, std::span<const std::int32_t> positions);
+  // The host's copy has no rows from `position` on; what the device has there it takes away itself.
+  void forget_noted(int request, int position);
   // Pages of plane `loop` without an active row go back to the free list: they were reserved before the rows were known.
   void release_unused(int request, int loop, PositionRange positions);
   // Positions >= `position` become invalid in every plane (their masks are cleared; pages stay). None of them may be encoded, unless `sealed`

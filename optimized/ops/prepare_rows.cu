@@ -11,11 +11,25 @@ constexpr int kThreads = 128;
 __global__ void prepare_rows_kernel(PrepareRowsArguments a) {
   const int i = blockIdx.x * kThreads + threadIdx.x;
   if (i >= a.count) return;
-  const RowSource source = a.sources[i];
+  RowSource source = a.sources[i];
   const bool decode = i < a.decode_rows;
+  const bool found = source.live >= 0;
   bool live = source.request >= 0;
+  if (live && found) {
+    const SpeculationState& state = a.speculation.states[source.request];
+    const LivePlace row = live_place(a.speculation, state, source.live, source.loop - 1);
+    const std::int32_t place = source.request * a.speculation.live_rows + row.place;
+    live = row.exists != 0;
+    if (live) {
+      source.position = row.position;
+      source.encoded_frontier = live_frontier(a.speculation, state, row.position);
+      source.reference = a.speculation.references != nullptr && source.loop >= 2 ? a.speculation.references[place] : -1;
+      source.token = a.speculation.tokens[place];
+      source.origin = row.position - place;
+    }
+  }
   const std::int32_t position = !live ? 0 : source.positions != nullptr ? source.positions[source.position] : source.position;
-  if (live && decode) {
+  if (live && decode && !found) {
     if (source.loop == 1)
       a.exits[source.request] = {1.0f, source.last_loop, source.gate_decides, 0};
     else

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "optimized/kv/kv_layout.hpp"
+#include "optimized/ops/speculative_rows.cuh"
 
 namespace loopgauge::optimized {
 
@@ -22,6 +23,8 @@ struct RowSource {
   std::int32_t origin = 0;                         // the row's place in its states is its position minus this
   std::int32_t last_loop = kLoops;                 // decode rows at loop 1: loops that the row executes at most
   std::int32_t gate_decides = 0;                   // decode rows at loop 1: the exit gate may end the row earlier
+  std::int32_t live = -1;                          // of a row that the device finds: its index in its round, 0 in a pipeline; position, token,
+                                                   // frontier, reference and place are those of PrepareRowsArguments::speculation
   std::int32_t unwritten = 0;                      // 1: K and V of the row stay what they are (planted fault)
   const std::int32_t* positions = nullptr;         // on the device: positions that a selection found; null: `position` is absolute
 };
@@ -40,6 +43,7 @@ struct PrepareRowsArguments {
   int count = 0;
   int decode_rows = 0;                             // the first rows of the batch
   bool sparse_decode = false;
+  SpeculationView speculation;                     // of rows with RowSource::live
   ExitState* exits = nullptr;                      // [slots]
   const std::int32_t* chosen_tokens = nullptr;     // [slots]
   QueryRow* rows = nullptr;                        // [count]; padding and rows that have ended: request -1

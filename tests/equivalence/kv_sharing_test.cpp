@@ -263,6 +263,20 @@ TEST(KvSharing, RewindKeepsCompletedRowsOfThePage) {
   EXPECT_NE(cache.pages(a)[1].bf16[0], 0u);
 }
 
+// The device takes rows away by itself: what the host sends next must not bring them back.
+TEST(KvSharing, RowsThatTheHostForgetsAreInNoPlaneOfItsCopy) {
+  DeviceAllocator allocator = host_allocator();
+  KvCache cache(kShape, allocator, nullptr);
+  const int a = cache.open_request(200);
+  write_window(cache, a, 0, 130);
+  cache.set_active(a, 4, PositionRange{60, 130});
+  cache.forget_noted(a, 66);
+  for (const int loop : {1, 2, 4}) EXPECT_EQ(cache.maps(a)[1].active[loop - 1], 0b11u) << loop;
+  for (int loop = 1; loop <= kLoops; ++loop) EXPECT_EQ(cache.maps(a)[2].active[loop - 1], 0u) << loop;
+  EXPECT_EQ(cache.maps(a)[0].active[0], ~std::uint64_t{0});
+  EXPECT_NE(cache.pages(a)[1].bf16[0], 0u) << "pages stay";
+}
+
 // A layout and its bytes make the same request in other places.
 TEST(KvSharing, ARequestIsRebuiltFromItsLayoutAndRegions) {
   DeviceAllocator allocator = host_allocator();

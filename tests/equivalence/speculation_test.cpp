@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Speculation of the CUDA executor: what is committed has the bits of its own serial run, whatever was drafted; what is drawn follows from
 // its own logits.
+#include <algorithm>
 #include <set>
 
 #include "harness/compare/audit.hpp"
@@ -19,7 +20,7 @@ class SpeculationTest : public ExecutorTest {
  protected:
   // Returns the speculative run.
   RunRecord expect_serial_bits(const Trace& trace, const EffectiveConfig& config, const std::string& mode, const std::string& what) {
-    const RunRecord serial = run(*executor_, trace, config);
+    const RunRecord& serial = serial_run(trace, config);
     const RunRecord actual = run(*executor_, trace, config, kEverything, mode);
     expect_identical(serial, actual, config.window(), what);
     for (std::size_t i = 0; i < serial.requests.size(); ++i) {
@@ -32,6 +33,24 @@ class SpeculationTest : public ExecutorTest {
   }
   RunRecord expect_serial_bits(const Trace& trace, const Setting& setting, const std::string& mode) {
     return expect_serial_bits(trace, config_of(setting), mode, trace.name + ", " + mode + ", " + text(setting));
+  }
+
+  // The last one is kept: modes of one setting are compared with the same.
+  const RunRecord& serial_run(const Trace& trace, const EffectiveConfig& config) {
+    if (const std::string key = trace.name + config.canonical_json(); serial_key_ != key) {
+      serial_ = run(*executor_, trace, config);
+      serial_key_ = key;
+    }
+    return serial_;
+  }
+
+  // A failed submission starts rows over: the bits are the same, the executions more.
+  void expect_rewound_bits(const Trace& trace, const EffectiveConfig& config, const std::string& mode, const harness::PlanOptions& options,
+                           const std::string& what) {
+    const RunRecord actual = replay(*executor_, harness::make_plan(harness::parse_mode(mode), trace, config, options), trace, config, kEverything);
+    expect_identical(serial_run(trace, config), actual, config.window(), what);
+    EXPECT_LE(actual.counters.failures, 1) << what;
+    EXPECT_EQ(describe(actual.held_at_drain), "") << what;
   }
 
   static void expect_rounds(const RunRecord& record, const std::string& what) {
@@ -69,51 +88,82 @@ class SpeculationTest : public ExecutorTest {
     config.kv_residual_quantization.flush = flush;
     return EffectiveConfig::resolve(config, tiny().config);
   }
+
+  static EffectiveConfig all_on(int tail) {
+    AlgorithmConfig config;
+    apply_switches(config, "t1s1q1");
+    config.window = 64;
+    config.kv_residual_quantization.tail = tail;
+    return EffectiveConfig::resolve(config, tiny().config);
+  }
+
+ private:
+  std::string serial_key_;
+  RunRecord serial_;
 };
 
-// Drafts of these traces are given: a rejection at every index, a flush at every offset, an end inside a round.
-TEST_F(SpeculationTest, GivenDraftsCommitTheBitsOfTheSerialRun) {
-  for (const char* name : {"spec-reject", "spec-flush", "spec-end"}) {
-    const Trace trace = shipped(name);
-    std::int64_t doubled_bytes = 0;
-    for (const Setting& setting : kSettings) {
-      for (const char* mode : {"block_spec.d1.k1", "block_spec.d1.k4", "block_spec.d2.k3", "block_spec.d2.k8"})
-        doubled_bytes += expect_serial_bits(trace, setting, mode).counters.most_doubled_bytes;
-    }
-    if (std::string(name) == "spec-flush") {
-      EXPECT_GT(doubled_bytes, 0) << "no round held a block in both representations";
-    }
-  }
-}
+// One trace each. Drafts are given in all but `greedy`: a rejection at every index, a flush at every offset, an end inside a round.
+class SpeculationOfTrace : public SpeculationTest, public testing::WithParamInterface<const char*> {
+ protected:
+  bool flushes() const { return std::string(GetParam()) == "spec-flush"; }
+};
+INSTANTIATE_TEST_SUITE_P(Speculation, SpeculationOfTrace, testing::Values("spec-reject", "spec-flush", "spec-end", "greedy"), [](const auto& test) {
+  std::string name = test.param;
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+});
 
-TEST_F(SpeculationTest, OwnDraftsCommitTheBitsOfTheSerialRun) {
-  const Trace trace = shipped("greedy");
+TEST_P(SpeculationOfTrace, RoundsCommitTheBitsOfTheSerialRun) {
+  const Trace trace = shipped(GetParam());
+  const std::vector<const char*> given{"block_spec.d1.k1", "block_spec.d1.k4", "block_spec.d2.k3", "block_spec.d2.k8"},
+      own{"block_spec.d1.k8", "block_spec.d2.k1", "block_spec.d2.k4"};
+  std::int64_t doubled_bytes = 0;
   for (const Setting& setting : kSettings) {
-    for (const char* mode : {"block_spec.d1.k8", "block_spec.d2.k1", "block_spec.d2.k4"}) expect_serial_bits(trace, setting, mode);
+    for (const char* mode : trace.requests.front().draft_tokens.empty() ? own : given)
+      doubled_bytes += expect_serial_bits(trace, setting, mode).counters.most_doubled_bytes;
+  }
+  if (flushes()) {
+    EXPECT_GT(doubled_bytes, 0) << "no round held a block in both representations";
   }
 }
 
-TEST_F(SpeculationTest, ATokenPipelineCommitsTheBitsOfTheSerialRun) {
+TEST_P(SpeculationOfTrace, ATokenPipelineCommitsTheBitsOfTheSerialRun) {
+  const Trace trace = shipped(GetParam());
   std::set<std::int32_t> accepted;
-  for (const char* name : {"spec-reject", "spec-flush", "spec-end", "greedy"}) {
-    const Trace trace = shipped(name);
-    std::int64_t doubled_bytes = 0, rejected_rows = 0;
-    for (const Setting& setting : kSettings) {
-      for (const char* mode : {"pipeline_spec.d1", "pipeline_spec.d2", "pipeline_spec.d3"}) {
-        const RunRecord record = expect_serial_bits(trace, setting, mode);
-        doubled_bytes += record.counters.most_doubled_bytes;
-        rejected_rows += record.counters.rejected_rows;
-        for (const RequestRecord& request : record.requests) {
-          for (const SpeculationRound& round : request.rounds) accepted.insert(round.accepted);
-        }
+  std::int64_t doubled_bytes = 0, rejected_rows = 0;
+  for (const Setting& setting : kSettings) {
+    for (const char* mode : {"pipeline_spec.d1", "pipeline_spec.d2", "pipeline_spec.d3"}) {
+      const RunRecord record = expect_serial_bits(trace, setting, mode);
+      doubled_bytes += record.counters.most_doubled_bytes;
+      rejected_rows += record.counters.rejected_rows;
+      for (const RequestRecord& request : record.requests) {
+        for (const SpeculationRound& round : request.rounds) accepted.insert(round.accepted);
       }
     }
-    EXPECT_GT(rejected_rows, 0) << name;
-    if (std::string(name) == "spec-flush") {
-      EXPECT_GT(doubled_bytes, 0) << "no live token saw a block encoded that the oldest did not";
+  }
+  EXPECT_GT(rejected_rows, 0);
+  EXPECT_EQ(accepted, (std::set<std::int32_t>{0, 1})) << "a pipeline that only shifts, or only starts over, shows half of it";
+  if (flushes()) {
+    EXPECT_GT(doubled_bytes, 0) << "no live token saw a block encoded that the oldest did not";
+  }
+}
+
+// With rounds or cycles in flight: nothing is read to prepare a submission, and the same rounds are decided.
+TEST_P(SpeculationOfTrace, WhatRunsAheadCommitsTheBitsOfTheSerialRun) {
+  const Trace trace = shipped(GetParam());
+  for (const Setting& setting : kSettings) {
+    for (const std::string mode : {"block_spec.d2.k4", "block_spec.d1.k8", "pipeline_spec.d1", "pipeline_spec.d2"}) {
+      const RunRecord ahead = expect_serial_bits(trace, setting, mode + "+async");
+      const std::string what = mode + "+async, " + text(setting);
+      EXPECT_EQ(ahead.counters.host_reads, 0) << what;
+      EXPECT_GE(ahead.counters.most_in_flight, 2) << what;
+      if (setting.switches != "t1s1q1") continue;
+      const RunRecord each = run(*executor_, trace, config_of(setting), kEverything, mode);
+      for (std::size_t i = 0; i < trace.requests.size(); ++i) EXPECT_EQ(ahead.requests[i].rounds, each.requests[i].rounds) << what << ", request " << i;
+      EXPECT_EQ(ahead.counters.rejected_rows, each.counters.rejected_rows) << what;
+      EXPECT_EQ(ahead.counters.draft_rows, each.counters.draft_rows) << what;
     }
   }
-  EXPECT_EQ(accepted, (std::set<std::int32_t>{0, 1})) << "a pipeline that only shifts, or only starts over, shows half of it";
 }
 
 // Tails as short as serial_aligned allows them: blocks are sealed right behind the oldest row.
@@ -121,11 +171,82 @@ TEST_F(SpeculationTest, TheShortestTailCommitsTheBitsOfTheSerialRun) {
   const Trace trace = shipped("spec-flush");
   const std::pair<const char*, int> shortest[] = {{"block_spec.d2.k4", 5}, {"block_spec.d1.k8", 9}, {"pipeline_spec.d1", 4}, {"pipeline_spec.d2", 2}};
   for (const auto& [mode, tail] : shortest) {
-    AlgorithmConfig config;
-    apply_switches(config, "t1s1q1");
-    config.window = 64;
-    config.kv_residual_quantization.tail = tail;
-    expect_serial_bits(trace, EffectiveConfig::resolve(config, tiny().config), mode, std::string(mode) + ", tail " + std::to_string(tail));
+    expect_serial_bits(trace, all_on(tail), mode, std::string(mode) + ", tail " + std::to_string(tail));
+  }
+}
+
+// With rounds in flight the tail covers them too: two of five rows and the four rows that follow the pending one. The shortest legal tail does not.
+TEST_F(SpeculationTest, AheadATailThatRoundsInFlightOutgrowIsRefused) {
+  const Trace trace = shipped("spec-flush");
+  const std::string mode = "block_spec.d2.k4+async";
+  expect_serial_bits(trace, all_on(14), mode, mode + ", tail 14");
+  EXPECT_THROW(static_cast<void>(run(*executor_, trace, all_on(5), kEverything, mode)), UnsupportedError);
+}
+
+// Actions wait for what is in flight; a failed submission is one of many.
+TEST_F(SpeculationTest, AheadInterruptionsChangeNoBit) {
+  for (const Setting& setting : {Setting{"t0s0q0"}, Setting{"t1s1q1", EncodingPolicy::rolling, 64}, Setting{"t1s1q1", EncodingPolicy::streaming, 64}}) {
+    const EffectiveConfig config = config_of(setting);
+    for (const char* name : {"spec-flush", "spec-end"}) {
+      const Trace trace = shipped(name);
+      for (const std::string mode : {"block_spec.d2.k4+preempt+async", "pipeline_spec.d1+preempt+async", "block_spec.d2.k4+async+graph",
+                                     "pipeline_spec.d1+async+graph"})
+        EXPECT_EQ(expect_serial_bits(trace, setting, mode).counters.host_reads, 0) << mode;
+      for (const std::string mode : {"block_spec.d2.k4+async", "pipeline_spec.d2+async"}) {
+        const std::size_t submissions = harness::make_plan(harness::parse_mode(mode), trace, config).submissions.size();
+        for (std::size_t at = 3; at < submissions; at += submissions / 6 + 1) {
+          harness::PlanOptions options;
+          options.failure = harness::PlanFailure{static_cast<int>(at), at % 2 == 0 ? PlannedFailure::launch : PlannedFailure::allocation};
+          expect_rewound_bits(trace, config, mode, options, std::string(name) + ", " + mode + ", " + text(setting) + ", failure at " + std::to_string(at));
+        }
+      }
+    }
+    const Trace interrupted = shipped("interrupted");
+    for (const std::string mode : {"block_spec.d2.k4+async", "pipeline_spec.d1+async"}) expect_serial_bits(interrupted, setting, mode);
+  }
+}
+
+// What had been read when a request was cancelled is cut from what it would have been.
+TEST_F(SpeculationTest, AheadACancelledRequestKeepsWhatHadBeenRead) {
+  const Trace trace = shipped("cancelled");
+  Trace whole = trace;
+  whole.events.clear();
+  for (std::size_t i = 0; i < whole.requests.size(); ++i) whole.requests[i].id = static_cast<int>(i);
+  const Setting setting{"t1s1q1", EncodingPolicy::rolling, 64};
+  const RunRecord serial = run(*executor_, whole, config_of(setting));
+  for (const char* mode : {"block_spec.d2.k3+async", "pipeline_spec.d1+async"}) {
+    const RunRecord actual = run(*executor_, trace, config_of(setting), kEverything, mode);
+    EXPECT_EQ(describe(actual.held_at_drain), "") << mode;
+    for (std::size_t i = 0; i < trace.requests.size(); ++i) {
+      const RequestRecord &expected = serial.requests[i], &kept = actual.requests[i];
+      ASSERT_LE(kept.fed, expected.fed) << mode;
+      const bool begins_alike = std::equal(kept.logits.data.begin(), kept.logits.data.end(), expected.logits.data.begin());
+      EXPECT_TRUE(begins_alike) << mode << ", request " << i;
+      EXPECT_TRUE(kept.outcome == RequestOutcome::cancelled || kept.logits.data.size() == expected.logits.data.size()) << mode << ", request " << i;
+    }
+    EXPECT_EQ(actual.counters.host_reads, 0) << mode;
+  }
+}
+
+// Draws go by position, so that what runs ahead draws what is read at each step.
+TEST_F(SpeculationTest, AheadTheSameTokensAreDrawn) {
+  const Trace plain = shipped("spec-sampled");
+  for (const Setting& setting : {Setting{"t0s0q0"}, Setting{"t1s1q1", EncodingPolicy::rolling, 64}}) {
+    const EffectiveConfig config = config_of(setting);
+    const Trace given = with_drafts(plain, run(*executor_, plain, config), 3);
+    for (const Trace& trace : {plain, given}) {
+      for (const std::string mode : {"block_spec.d1.k4", "block_spec.d2.k4", "pipeline_spec.d1", "pipeline_spec.d3"}) {
+        const std::string what = mode + ", " + text(setting);
+        const RunRecord each = run(*executor_, trace, config, kEverything, mode), ahead = run(*executor_, trace, config, kEverything, mode + "+async");
+        expect_rounds(ahead, what);
+        expect_identical(each, ahead, config.window(), what);
+        for (std::size_t i = 0; i < trace.requests.size(); ++i) {
+          EXPECT_EQ(each.requests[i].tokens, ahead.requests[i].tokens) << what;
+          EXPECT_EQ(each.requests[i].rounds, ahead.requests[i].rounds) << what;
+        }
+        EXPECT_EQ(ahead.counters.host_reads, 0) << what;
+      }
+    }
   }
 }
 
@@ -313,9 +434,12 @@ TEST_F(SpeculationTest, PlantedFaultsChangeWhatIsCommitted) {
 
 TEST_F(SpeculationTest, WhatIsNotThereIsRefused) {
   const Trace trace = shipped("spec-reject");
-  const EffectiveConfig config = config_of({"t0s0q0"});
-  for (const char* mode : {"pipeline_spec.d1+async", "block_spec.d1.k4+async"})
-    EXPECT_THROW(static_cast<void>(run(*executor_, trace, config, kEverything, mode)), UnsupportedError) << mode;
+  for (const FlushRule flush : {FlushRule::committed, FlushRule::eager}) {
+    EXPECT_THROW(static_cast<void>(run(*executor_, trace, execution_dependent("t0s0q1", 64, flush), kEverything, "block_spec.d1.k4+async")), UnsupportedError);
+  }
+  RunOptions options = kEverything;
+  options.fault = Fault::acceptance_off_by_one;
+  EXPECT_THROW(static_cast<void>(run(*executor_, trace, config_of({"t0s0q0"}), options, "pipeline_spec.d1+async")), UnsupportedError);
 }
 
 }  // namespace
