@@ -24,10 +24,10 @@ DeviceStatus device_status();
 
 // How projections are computed. Each choice gives a row the same bits whatever the number of rows beside it; they need not equal each other.
 enum class LinearImplementation {
-  automatic,                       // library for large matrices, tensor_core_tiles for small ones
+  automatic,                       // decode rows and head: split_k; rows of prompts: library for large matrices, tensor_core_tiles for small ones
   library,                         // cuBLASLt without workspace
   tensor_core_tiles,               // own kernel: every output adds its 32-wide products in ascending order
-  split_k,                         // own kernel for few rows, by choice only: weights stream through registers, the warps of a block share out K
+  split_k,                         // own kernels for few rows: the warps of a block share out K. Up to 8 decode rows go through one launch between two attentions
 };
 
 struct CudaExecutorOptions {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "optimized/ops/decode_projections.cuh"
 #include "optimized/ops/kv_append.cuh"
 #include "optimized/ops/residual_add.cuh"
 #include "optimized/ops/rms_norm.cuh"
@@ -27,6 +28,7 @@ ForwardPass::ForwardPass(const ForwardContext& context)
       activated_(*context.allocator, MemoryCategory::workspace),
       scores_(*context.allocator, MemoryCategory::workspace),
       logits_(*context.allocator, MemoryCategory::workspace),
+      projection_arrivals_(*context.allocator, MemoryCategory::workspace),
       attention_workspace_(*context.allocator, MemoryCategory::workspace),
       attention_logits_(*context.allocator, MemoryCategory::workspace),
       row_sources_(*context.allocator, MemoryCategory::workspace),
@@ -54,6 +56,7 @@ Bfloat16* ForwardPass::input(int rows) {
   gate_up_.reserve<Bfloat16>(n * 2 * model.intermediate);
   activated_.reserve<Bfloat16>(n * model.intermediate);
   scores_.reserve<float>(n);
+  projection_arrivals_.reserve<std::uint32_t>(static_cast<std::size_t>(model.layers + 1) * kProjectionArrivals);
   return stream_rows_.reserve<Bfloat16>(n * model.hidden);
 }
 
@@ -112,7 +115,7 @@ void ForwardPass::prepare(const RowBatch& batch, const KvCache& kv, ExitState* e
 std::uint64_t ForwardPass::address_version() const {
   std::uint64_t growths = 0;
   for (const GrowableBuffer* buffer :
-       {&stream_rows_, &previous_, &output_, &normed_, &qkv_, &attended_, &projected_, &gate_up_, &activated_, &scores_, &attention_workspace_,
+       {&stream_rows_, &previous_, &output_, &normed_, &qkv_, &attended_, &projected_, &gate_up_, &activated_, &scores_, &projection_arrivals_, &attention_workspace_,
         &attention_logits_, &row_sources_, &rows_, &written_rows_, &dense_rows_, &reference_rows_, &sparse_rows_, &positions_, &tokens_, &sources_of_states_,
         &targets_of_states_}) {
     growths += buffer->growths();
@@ -121,6 +124,7 @@ std::uint64_t ForwardPass::address_version() const {
 }
 
 void ForwardPass::run(const RowBatch& batch, KvCache& kv, const ReferenceStore* references, std::uint64_t* numeric_fault, RowObserver* observer) {
+  if (fuses_projections(batch, observer)) return run_fused(batch, kv, references, numeric_fault);
   const DeviceWeights& weights = *context_.weights;
   const ModelConfig& model = weights.config;
   const cudaStream_t stream = context_.stream;
@@ -140,7 +144,10 @@ void ForwardPass::run(const RowBatch& batch, KvCache& kv, const ReferenceStore* 
     if (observer != nullptr) observer->observe(operation, layer, values, stride, width);
   };
   const auto project = [&](const Bfloat16* from, const DeviceBuffer& weight, Bfloat16* to, int in, int out) {
-    linear(*context_.library, context_.linear, from, in, weight.as<Bfloat16>(), to, rows, in, out, stream);
+    const int decode_rows = batch.decode_rows;
+    linear(*context_.library, for_decode_rows(context_.linear), from, in, weight.as<Bfloat16>(), to, decode_rows, in, out, stream);
+    linear(*context_.library, context_.linear, from + static_cast<std::size_t>(decode_rows) * in, in, weight.as<Bfloat16>(),
+           to + static_cast<std::size_t>(decode_rows) * out, rows - decode_rows, in, out, stream);
   };
   // residual += norm(projected), in one pass; an observer wants the rows between the two.
   const auto add_normed = [&](const DeviceBuffer& weight, std::string_view norm_name, std::string_view add_name, int layer) {
@@ -207,10 +214,68 @@ void ForwardPass::run(const RowBatch& batch, KvCache& kv, const ReferenceStore* 
   seen("rms_norm.norm", -1, output, model.hidden, model.hidden);
 }
 
+bool ForwardPass::fuses_projections(const RowBatch& batch, const RowObserver* observer) const {
+  const ModelConfig& model = context_.weights->config;
+  return observer == nullptr && context_.fault == Fault::none && batch.layers < 0 && batch.decode_rows == batch.size() &&
+         for_decode_rows(context_.linear) == LinearImplementation::split_k &&
+         decode_projections_cover(batch.size(), model.hidden, model.heads, model.head_dim, model.intermediate);
+}
+
+void ForwardPass::run_fused(const RowBatch& batch, KvCache& kv, const ReferenceStore* references, std::uint64_t* numeric_fault) {
+  const DeviceWeights& weights = *context_.weights;
+  const ModelConfig& model = weights.config;
+  const cudaStream_t stream = context_.stream;
+  DecodeProjectionsArguments arguments;
+  arguments.rows = batch.size();
+  arguments.hidden = model.hidden;
+  arguments.heads = model.heads;
+  arguments.head_dim = model.head_dim;
+  arguments.intermediate = model.intermediate;
+  arguments.epsilon = model.rms_norm_eps;
+  arguments.query_rows = rows_.as<QueryRow>();
+  arguments.positions = positions_.as<std::int32_t>();
+  arguments.cosine = context_.rope->cosine.as<Bfloat16>();
+  arguments.sine = context_.rope->sine.as<Bfloat16>();
+  arguments.kv = kv.view();
+  arguments.residual = stream_rows_.as<Bfloat16>();
+  arguments.residual_after_attention = normed_.as<Bfloat16>();
+  arguments.projected = projected_.as<Bfloat16>();
+  arguments.activated = activated_.as<Bfloat16>();
+  arguments.qkv = qkv_.as<Bfloat16>();
+  LOOPGAUGE_CUDA_CHECK(cudaMemsetAsync(projection_arrivals_.data(), 0,
+                                       static_cast<std::size_t>(model.layers + 1) * kProjectionArrivals * sizeof(std::uint32_t), stream));
+  for (int next = 0; next <= model.layers; ++next) {
+    arguments.arrivals = projection_arrivals_.as<std::uint32_t>() + next * kProjectionArrivals;
+    if (next > 0) {
+      const DeviceLayerWeights& behind = weights.layers[static_cast<std::size_t>(next - 1)];
+      attention(batch, next - 1, kv, references, numeric_fault, nullptr);
+      arguments.attended = attended_.as<Bfloat16>();
+      arguments.o_proj = behind.o_proj.as<Bfloat16>();
+      arguments.norm_after_attention = behind.input_layernorm_2.as<Bfloat16>();
+      arguments.norm_before_mlp = behind.post_attention_layernorm.as<Bfloat16>();
+      arguments.gate_up = behind.gate_up.as<Bfloat16>();
+      arguments.down_proj = behind.down_proj.as<Bfloat16>();
+      arguments.norm_after_mlp = behind.post_attention_layernorm_2.as<Bfloat16>();
+    }
+    arguments.qkv_weight = nullptr;
+    if (next < model.layers) {
+      const DeviceLayerWeights& ahead = weights.layers[static_cast<std::size_t>(next)];
+      arguments.input_norm = ahead.input_layernorm.as<Bfloat16>();
+      arguments.qkv_weight = ahead.qkv.as<Bfloat16>();
+      arguments.next_layer = next;
+    }
+    decode_projections(arguments, stream);
+  }
+  rms_norm_residual_add(projected_.as<Bfloat16>(), weights.layers.back().post_attention_layernorm_2.as<Bfloat16>(), normed_.as<Bfloat16>(),
+                        batch.size(), model.hidden, model.rms_norm_eps, stream);
+  final_norm_update_score(normed_.as<Bfloat16>(), weights.norm.as<Bfloat16>(), nullptr, output_.as<Bfloat16>(), nullptr, batch.size(), model.hidden,
+                          model.rms_norm_eps, stream);
+}
+
 const float* ForwardPass::logits(const Bfloat16* states, int rows) {
   const ModelConfig& model = context_.weights->config;
   float* result = logits_.reserve<float>(static_cast<std::size_t>(rows) * model.vocab);
-  linear(*context_.library, context_.linear, states, model.hidden, context_.weights->lm_head.as<Bfloat16>(), result, rows, model.hidden, model.vocab,
+  linear(*context_.library, for_decode_rows(context_.linear), states, model.hidden, context_.weights->lm_head.as<Bfloat16>(), result, rows, model.hidden, model.vocab,
          context_.stream);
   return result;
 }

@@ -100,6 +100,9 @@ class ForwardPass {
   const float* logits(const Bfloat16* states, int rows);
 
  private:
+  // One launch between two attentions instead of a launch an operation, with the same bits: for few decode rows that nobody observes.
+  bool fuses_projections(const RowBatch& batch, const RowObserver* observer) const;
+  void run_fused(const RowBatch& batch, KvCache& kv, const ReferenceStore* references, std::uint64_t* numeric_fault);
   void attention(const RowBatch& batch, int layer, KvCache& kv, const ReferenceStore* references, std::uint64_t* numeric_fault,
                  RowObserver* observer);
   void decode_attention(const RowBatch& batch, int layer, KvCache& kv, const ReferenceStore* references, std::uint64_t* numeric_fault,
@@ -112,7 +115,7 @@ class ForwardPass {
 
   GrowableBuffer stream_rows_, previous_, output_;     // residual stream, the loop's input, H[r]
   GrowableBuffer normed_, qkv_, attended_, projected_, gate_up_, activated_, scores_, logits_;
-  GrowableBuffer attention_workspace_, attention_logits_;
+  GrowableBuffer projection_arrivals_, attention_workspace_, attention_logits_;
   GrowableBuffer row_sources_, rows_, written_rows_, dense_rows_, reference_rows_, sparse_rows_, positions_, mask_positions_, tokens_, sources_of_states_,
       targets_of_states_, tiles_;
 

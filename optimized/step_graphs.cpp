@@ -13,7 +13,9 @@ struct DestroyGraph {
   void operator()(cudaGraph_t graph) const { static_cast<void>(cudaGraphDestroy(graph)); }
 };
 
-cudaGraphExec_t capture(cudaStream_t stream, const std::function<void()>& enqueue) {
+}  // namespace
+
+CapturedStep::CapturedStep(cudaStream_t stream, const std::function<void()>& enqueue) {
   // An allocation, or any other call that a replay could not repeat, fails under this mode.
   LOOPGAUGE_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
   cudaGraph_t graph = nullptr;
@@ -29,10 +31,10 @@ cudaGraphExec_t capture(cudaStream_t stream, const std::function<void()>& enqueu
   const std::unique_ptr<std::remove_pointer_t<cudaGraph_t>, DestroyGraph> owner(graph);
   cudaGraphExec_t executable = nullptr;
   LOOPGAUGE_CUDA_CHECK(cudaGraphInstantiate(&executable, graph, 0));
-  return executable;
+  graph_.reset(executable);
 }
 
-}  // namespace
+void CapturedStep::replay(cudaStream_t stream) const { LOOPGAUGE_CUDA_CHECK(cudaGraphLaunch(graph_.get(), stream)); }
 
 int StepGraphs::bucket(int value, int smallest) {
   return static_cast<int>(std::bit_ceil(static_cast<unsigned>(std::max(value, smallest))));
@@ -52,8 +54,8 @@ StepGraphs::Outcome StepGraphs::run(const Key& key, std::uint64_t address_versio
     return Outcome::ran_eagerly;
   }
   const bool fresh = found->second == nullptr;
-  if (fresh) found->second.reset(capture(stream, enqueue));
-  LOOPGAUGE_CUDA_CHECK(cudaGraphLaunch(found->second.get(), stream));
+  if (fresh) found->second = std::make_unique<const CapturedStep>(stream, enqueue);
+  found->second->replay(stream);
   return fresh ? Outcome::captured_and_replayed : Outcome::replayed;
 }
 

@@ -15,6 +15,20 @@
 
 namespace loopgauge::optimized {
 
+// What `enqueue` puts on the stream, captured as an executable graph.
+class CapturedStep {
+ public:
+  // Throws, with the stream usable, what `enqueue` throws; a call that a replay could not repeat (an allocation) fails.
+  CapturedStep(cudaStream_t stream, const std::function<void()>& enqueue);
+  void replay(cudaStream_t stream) const;
+
+ private:
+  struct Destroy {
+    void operator()(cudaGraphExec_t graph) const { static_cast<void>(cudaGraphExecDestroy(graph)); }
+  };
+  std::unique_ptr<std::remove_pointer_t<cudaGraphExec_t>, Destroy> graph_;
+};
+
 class StepGraphs {
  public:
   // Two steps with the same key enqueue the same kernels with the same arguments (S-GRAPH-1).
@@ -34,12 +48,7 @@ class StepGraphs {
   Outcome run(const Key& key, std::uint64_t address_version, cudaStream_t stream, const std::function<void()>& enqueue);
 
  private:
-  struct Destroy {
-    void operator()(cudaGraphExec_t graph) const { static_cast<void>(cudaGraphExecDestroy(graph)); }
-  };
-  using Graph = std::unique_ptr<std::remove_pointer_t<cudaGraphExec_t>, Destroy>;
-
-  std::map<Key, Graph> graphs_;                          // null: seen once
+  std::map<Key, std::unique_ptr<const CapturedStep>> graphs_;  // null: seen once
   std::uint64_t address_version_ = 0;
 };
 

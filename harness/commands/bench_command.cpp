@@ -151,6 +151,10 @@ void add_bench_command(CLI::App& app, int& exit_code) {
       ->add_option("--shape", options->shape,
                    "Measure decode steps, prefill and single operations of the device at a model's shape with random weights: ouro-1.4b")
       ->type_name("NAME");
+  command->add_option("--what", options->device.what, "With --shape: groups of rows to measure: linear, decode, attention, prefill")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"linear", "decode", "attention", "prefill"}))
+      ->capture_default_str();
   command->add_option("--contexts", options->device.contexts, "With --shape: positions of each request before the step")->delimiter(',')->capture_default_str();
   command->add_option("--batches", options->device.batches, "With --shape: requests of a step")->delimiter(',')->capture_default_str();
   command->add_option("--output", options->output, "console, json, csv")->type_name("FORMAT")->capture_default_str();
@@ -159,7 +163,7 @@ void add_bench_command(CLI::App& app, int& exit_code) {
       "  loopgauge bench --executor reference\n"
       "  loopgauge bench --switches t0s0q0 t1s1q1 --context 512 --repeat 5\n"
       "  loopgauge bench --output csv > bench.csv\n"
-      "  loopgauge bench --executor optimized --shape ouro-1.4b --contexts 2048,8192 --batches 1,8");
+      "  loopgauge bench --executor optimized --shape ouro-1.4b --contexts 2048,8192 --batches 1,8 --what decode,attention");
   command->callback([options, &exit_code] {
     constexpr std::array<std::string_view, 3> kOutputs{"console", "json", "csv"};
     require_output(options->output, kOutputs);

@@ -15,6 +15,7 @@
 #include "optimized/ops/rope.cuh"
 #include "optimized/ops/select_keys.cuh"
 #include "optimized/ops/sparse_correction.cuh"
+#include "optimized/step_graphs.hpp"
 
 namespace loopgauge::optimized {
 namespace {
@@ -45,17 +46,20 @@ class StepBench {
 
   StepBenchResult run() {
     measure_ceilings();
-    for (const int batch : {1, 8, kMostDecodeRows, 256, 2048}) measure_linear(batch);
+    if (asked("linear")) {
+      for (const int batch : {1, 8, kMostDecodeRows, 256, 2048}) measure_linear(batch);
+    }
     for (const std::string& switches : options_.switches) {
       for (const int context : options_.contexts) {
         for (const int batch : options_.batches) {
+          if (!asked("decode") && !asked("attention")) continue;
           attempt("decode " + switches + ", context " + std::to_string(context) + ", batch " + std::to_string(batch),
                   [&] { measure_decode(switches, context, batch); });
         }
       }
     }
     for (const std::string& switches : {std::string("t0s0q0"), std::string("t1s0q0")}) {
-      attempt("prefill " + switches, [&] { measure_prefill(switches, 8192); });
+      if (asked("prefill")) attempt("prefill " + switches, [&] { measure_prefill(switches, 8192); });
     }
     return std::move(result_);
   }
@@ -69,6 +73,8 @@ class StepBench {
       result_.left_out.push_back(name + ": " + error.what());
     }
   }
+
+  bool asked(const std::string& what) const { return std::find(options_.what.begin(), options_.what.end(), what) != options_.what.end(); }
 
   template <class Work>
   Timing timed(int repeats, Work&& work) {
@@ -271,6 +277,12 @@ class StepBench {
     const bool sparse = state.config.sparse_decode_attention.enabled;
     if (sparse) state.references.emplace(kv_shape_, batch, context + kGroupSize, allocator_);
 
+    if (asked("decode")) measure_step(state, switches, context, batch);
+    if (asked("attention")) measure_attention(state, switches, context, batch);
+  }
+
+  void measure_step(State& state, const std::string& switches, int context, int batch) {
+    const bool sparse = state.config.sparse_decode_attention.enabled;
     ForwardContext context_of_run;
     context_of_run.weights = &weights_;
     context_of_run.rope = &rope_;
@@ -296,7 +308,7 @@ class StepBench {
     }
     DeviceBuffer exits = allocator_.allocate_array<ExitState>(MemoryCategory::workspace, kMaxRequests);
     PinnedArena arena;
-    const Timing timing = timed(options_.repeats, [&] {
+    const auto step = [&] {
       arena.reset();  // every repetition stages the same bytes in the same places
       for (int loop = 1; loop <= kLoops; ++loop) {
         Bfloat16* input = forward.input(batch);
@@ -307,11 +319,15 @@ class StepBench {
         forward.run(batches[static_cast<std::size_t>(loop - 1)], *state.kv, state.references ? &*state.references : nullptr, fault.as<std::uint64_t>(), nullptr);
       }
       head_argmax(forward.logits(forward.output(), batch), choices.as<HeadChoice>(), batch, model_.vocab, stream_);
-    });
+    };
+    step();  // makes every allocation
+    const CapturedStep captured(stream_, step);
+    const Timing timing = timed(options_.repeats, [&] { captured.replay(stream_); });
+    const Timing launched = timed(options_.repeats, step);
     double bytes = kLoops * weight_bytes_per_loop() + 2.0 * model_.vocab * model_.hidden;
     for (int loop = 1; loop <= kLoops; ++loop) bytes += batch * model_.layers * kv_bytes(state, loop, context);
     add("decode step", switches, context, batch, timing, bytes, 0);
-    measure_attention(state, switches, context, batch);
+    add("decode step, launched", switches, context, batch, launched, bytes, 0);
   }
 
   // One layer of each kind of decode attention, layers in turn.

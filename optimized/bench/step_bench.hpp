@@ -37,6 +37,7 @@ struct Ceilings {
 };
 
 struct StepBenchOptions {
+  std::vector<std::string> what{"linear", "decode", "attention", "prefill"};  // groups of rows; attention: the kernels of decode attention
   std::vector<int> contexts{2048, 8192, 32768};
   std::vector<int> batches{1, 8};
   std::vector<std::string> switches{"t0s0q0", "t0s1q0", "t1s0q1", "t1s1q1"};

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "optimized/ops/linear_split_k.cuh"
+#include "optimized/ops/tensor_core.cuh"
 #include "optimized/runtime/cuda_check.hpp"
 
 namespace loopgauge::optimized {
@@ -14,24 +15,15 @@ constexpr int kDepth = 32;          // K values of one stage: two mma steps
 constexpr int kStages = 4;
 constexpr int kPaddedDepth = kDepth + 8;  // rows of a stage are 80 bytes apart: eight rows of an ldmatrix touch all 32 banks
 
-__device__ __forceinline__ void copy_async(void* shared, const void* global, bool valid) {
+__device__ __forceinline__ void copy_or_zero(void* shared, const void* global, bool valid) {
   const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
   const int bytes = valid ? 16 : 0;  // the rest is filled with zeros
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(global), "r"(bytes));
 }
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;"); }
-template <int kPending>
-__device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(kPending)); }
 
 __device__ __forceinline__ void load_matrices(std::uint32_t (&r)[4], const Bfloat16* shared) {
   const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address));
-}
-
-__device__ __forceinline__ void multiply_add(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 // A block computes kTileRows x kTileColumns outputs with kWarpRows x kWarpColumns warps. Whatever the tile, an output is the sum of its
@@ -61,12 +53,12 @@ __global__ void __launch_bounds__(kWarpRows* kWarpColumns * 32)
     for (int i = threadIdx.x; i < kTileRows * kChunks; i += kThreads) {
       const int r = i / kChunks, k = i % kChunks * 8;
       const bool valid = row0 + r < rows && k0 + k < in;
-      copy_async(xs + r * kPaddedDepth + k, valid ? x + static_cast<std::size_t>(row0 + r) * x_stride + k0 + k : x, valid);
+      copy_or_zero(xs + r * kPaddedDepth + k, valid ? x + static_cast<std::size_t>(row0 + r) * x_stride + k0 + k : x, valid);
     }
     for (int i = threadIdx.x; i < kTileColumns * kChunks; i += kThreads) {
       const int c = i / kChunks, k = i % kChunks * 8;
       const bool valid = column0 + c < out && k0 + k < in;
-      copy_async(ws + c * kPaddedDepth + k, valid ? weight + static_cast<std::size_t>(column0 + c) * in + k0 + k : weight, valid);
+      copy_or_zero(ws + c * kPaddedDepth + k, valid ? weight + static_cast<std::size_t>(column0 + c) * in + k0 + k : weight, valid);
     }
   };
 
@@ -103,8 +95,8 @@ __global__ void __launch_bounds__(kWarpRows* kWarpColumns * 32)
         load_matrices(b, ws + (warp_column + j * 8 + lane / 16 * 8 + lane % 8) * kPaddedDepth + k + lane / 8 % 2 * 8);
 #pragma unroll
         for (int i = 0; i < kFragmentRows; ++i) {
-          multiply_add(parts[0][i], a[k / 16][i], b[0], b[1]);
-          multiply_add(parts[1][i], a[k / 16][i], b[2], b[3]);
+          multiply_add(parts[0][i], a[k / 16][i][0], a[k / 16][i][1], a[k / 16][i][2], a[k / 16][i][3], b[0], b[1]);
+          multiply_add(parts[1][i], a[k / 16][i][0], a[k / 16][i][1], a[k / 16][i][2], a[k / 16][i][3], b[2], b[3]);
         }
       }
 #pragma unroll

@@ -13,8 +13,13 @@ namespace loopgauge::optimized {
 
 std::string_view to_string(LinearImplementation implementation);
 
-// What `automatic` means for a shape. An explicit choice is returned as it is.
+// What `automatic` means for the rows of a prompt, by shape. An explicit choice is returned as it is.
 LinearImplementation resolve(LinearImplementation implementation, int in, int out);
+// What `automatic` means for decode rows and for the head: split_k, since they are few. Rows of either kind keep to their path beside each
+// other, so a row's bits follow from its kind alone.
+inline LinearImplementation for_decode_rows(LinearImplementation implementation) {
+  return implementation == LinearImplementation::automatic ? LinearImplementation::split_k : implementation;
+}
 
 // Specification clause and reference counterpart: S-LIN-1, S-HEAD-1; reference/ops/linear.
 // Shapes and layouts: x [rows, in] BF16, rows `x_stride` elements apart; weight [out, in] BF16; y [rows, out] BF16 or FP32.

@@ -18,7 +18,13 @@ __device__ __forceinline__ void load_row(const Bfloat16* __restrict__ source, Bf
   }
 }
 
-// 1 / sqrt(mean of squares + epsilon) in the declared order, for all threads of the block. `row` is complete and synchronised.
+// 1 / sqrt(mean of squares + epsilon) in the declared order, from the sum of squares.
+__device__ __forceinline__ float inverse_root_mean_square(float sum_of_squares, int width, float epsilon) {
+  const float mean = __fdiv_rn(sum_of_squares, static_cast<float>(width));
+  return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, epsilon)));
+}
+
+// The same of a row, for all threads of the block. `row` is complete and synchronised.
 __device__ __forceinline__ float inverse_rms(const Bfloat16* row, int width, float epsilon) {
   __shared__ float inverse;
   if (threadIdx.x < kLanes) {
@@ -29,10 +35,7 @@ __device__ __forceinline__ float inverse_rms(const Bfloat16* row, int width, flo
       sum = __fadd_rn(sum, __fmul_rn(value, value));
     }
     sum = reduce_lanes(sum, 0xFFFFu);
-    if (threadIdx.x == 0) {
-      const float mean = __fdiv_rn(sum, static_cast<float>(width));
-      inverse = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, epsilon)));
-    }
+    if (threadIdx.x == 0) inverse = inverse_root_mean_square(sum, width, epsilon);
   }
   __syncthreads();
   return inverse;
