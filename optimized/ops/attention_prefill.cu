@@ -6,6 +6,7 @@
 
 #include "models/error.hpp"
 #include "optimized/kv/reconstruct.cuh"
+#include "optimized/ops/attention_prefill_wgmma.cuh"
 #include "optimized/runtime/cuda_check.hpp"
 
 namespace loopgauge::optimized {
@@ -13,7 +14,9 @@ namespace {
 
 constexpr int kThreads = 128;
 constexpr int kWarpRows = 16;
-static_assert(kThreads / 32 * kWarpRows == kPrefillTileRows);
+constexpr int kPartRows = kThreads / 32 * kWarpRows;  // rows of a CTA: a part of a tile
+constexpr int kParts = kPrefillTileRows / kPartRows;
+static_assert(kParts * kPartRows == kPrefillTileRows);
 
 // Shared-memory tiles are [64 rows][head_dim + 8] BF16: the padding puts the rows that one ldmatrix reads into different banks.
 template <int kHeadDim>
@@ -69,14 +72,14 @@ struct PageOfTile {
   int page;
   int loop;
   int history_loop;               // differs from `loop` under a planted fault only
-  std::uint64_t keys;             // rows that may be read: up to the tile's last position
-  const std::int32_t* positions;  // of the tile's rows [kPrefillTileRows]
+  std::uint64_t keys;             // rows that may be read: up to the part's last position
+  const std::int32_t* positions;  // of the part's rows [kPartRows]
 
   __device__ __forceinline__ int resident(int row) const {
     int reader = loop;
     if (history_loop != loop) {
       reader = history_loop;
-      for (int i = 0; i < kPrefillTileRows; ++i) {
+      for (int i = 0; i < kPartRows; ++i) {
         if (positions[i] == page * kPageTokens + row) reader = loop;
       }
     }
@@ -182,18 +185,22 @@ __device__ __forceinline__ void multiply_values(float (&output)[kHeadDim / 8][4]
   }
 }
 
-// grid (heads, tiles), kThreads threads.
+// grid (heads, tiles, kParts), kThreads threads.
 template <int kHeadDim, bool kEncodedHistory>
-__global__ void __launch_bounds__(kThreads) attention_prefill_kernel(AttentionPrefillArguments arguments) {
+__global__ void __launch_bounds__(kThreads) attention_prefill_kernel(AttentionPrefillArguments arguments, bool encoded_tiles_only) {
   // Two stages of K and V without encoded history, so that copies run ahead; one stage of K, V and their low parts with it.
   extern __shared__ __align__(16) __nv_bfloat16 tiles[];
   constexpr int kStages = kEncodedHistory ? 1 : 2;
   __nv_bfloat16* const keys_low = tiles + 2 * kTileElements<kHeadDim>;
   __nv_bfloat16* const values_low = tiles + 3 * kTileElements<kHeadDim>;
-  __shared__ std::int32_t positions[kPrefillTileRows];
+  __shared__ std::int32_t positions[kPartRows];
   __shared__ std::int32_t last_position, first_position;
 
-  const PrefillTile tile = arguments.tiles[arguments.tile_count - 1 - blockIdx.y];  // longest histories start first
+  PrefillTile tile = arguments.tiles[arguments.tile_count - 1 - blockIdx.y];  // longest histories start first
+  if (encoded_tiles_only && tile.encoded_frontier == 0) return;
+  tile.row_begin += static_cast<int>(blockIdx.z) * kPartRows;
+  tile.row_count = min(tile.row_count - static_cast<int>(blockIdx.z) * kPartRows, kPartRows);
+  if (tile.row_count <= 0) return;
   const int head = blockIdx.x, layer = arguments.layer;
   const KvShape& shape = arguments.kv.shape;
   const RequestTable request = arguments.kv.requests[tile.request];
@@ -204,7 +211,7 @@ __global__ void __launch_bounds__(kThreads) attention_prefill_kernel(AttentionPr
     first_position = 0x7FFFFFFF;
   }
   __syncthreads();
-  if (threadIdx.x < kPrefillTileRows) {
+  if (threadIdx.x < kPartRows) {
     const int position = static_cast<int>(threadIdx.x) < tile.row_count ? arguments.positions[tile.row_begin + threadIdx.x] : -1;
     positions[threadIdx.x] = position;
     if (position >= 0) {
@@ -214,7 +221,7 @@ __global__ void __launch_bounds__(kThreads) attention_prefill_kernel(AttentionPr
   }
   // Q goes through the first K tile into registers.
   constexpr int kChunks = kHeadDim / 8;
-  for (int i = threadIdx.x; i < kPrefillTileRows * kChunks; i += kThreads) {
+  for (int i = threadIdx.x; i < kPartRows * kChunks; i += kThreads) {
     const int row = i / kChunks, chunk = i % kChunks;
     uint4 data = make_uint4(0, 0, 0, 0);
     if (row < tile.row_count) {
@@ -339,13 +346,13 @@ __global__ void __launch_bounds__(kThreads) attention_prefill_kernel(AttentionPr
 }
 
 template <int kHeadDim, bool kEncodedHistory>
-void launch(const AttentionPrefillArguments& arguments, cudaStream_t stream) {
+void launch(const AttentionPrefillArguments& arguments, bool encoded_tiles_only, cudaStream_t stream) {
   constexpr int kSharedBytes = 4 * kTileElements<kHeadDim> * static_cast<int>(sizeof(__nv_bfloat16));
   const auto kernel = attention_prefill_kernel<kHeadDim, kEncodedHistory>;
   if constexpr (kSharedBytes > 40 * 1024) {
     LOOPGAUGE_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
   }
-  kernel<<<dim3(arguments.kv.shape.heads, arguments.tile_count), kThreads, kSharedBytes, stream>>>(arguments);
+  kernel<<<dim3(arguments.kv.shape.heads, arguments.tile_count, kParts), kThreads, kSharedBytes, stream>>>(arguments, encoded_tiles_only);
   LOOPGAUGE_CUDA_CHECK_LAUNCH("attention_prefill");
 }
 
@@ -373,10 +380,14 @@ void attention_prefill(const AttentionPrefillArguments& arguments, cudaStream_t 
     throw InternalError("attention_prefill: " + std::to_string(arguments.tile_count) + " tiles in one launch, at most 65535");
   }
   if (arguments.tile_count == 0) return;
+  // A tile's path follows from its own frontier, so that its bits do not depend on what else is in the launch.
+  const bool warpgroups = attention_prefill_wgmma_available();
+  if (warpgroups) attention_prefill_wgmma(arguments, stream);
+  if (warpgroups && !arguments.encoded_history) return;
   if (shape.head_dim == 128) {
-    arguments.encoded_history ? launch<128, true>(arguments, stream) : launch<128, false>(arguments, stream);
+    arguments.encoded_history ? launch<128, true>(arguments, warpgroups, stream) : launch<128, false>(arguments, warpgroups, stream);
   } else {
-    arguments.encoded_history ? launch<64, true>(arguments, stream) : launch<64, false>(arguments, stream);
+    arguments.encoded_history ? launch<64, true>(arguments, warpgroups, stream) : launch<64, false>(arguments, warpgroups, stream);
   }
 }
 

@@ -13,7 +13,7 @@
 
 namespace loopgauge::optimized {
 
-inline constexpr int kPrefillTileRows = 64;
+inline constexpr int kPrefillTileRows = 128;
 
 // Query rows row_begin..row_begin + row_count of one request, ascending positions.
 struct PrefillSegment {
@@ -49,9 +49,10 @@ struct AttentionPrefillArguments {
 // Numerics: products of BF16 exact, FP32 accumulation on tensor cores; online FP32 softmax; probabilities enter PV as BF16 high + low
 //   parts (relative error 2^-17), reconstructed K/V likewise; division in FP32, one rounding to BF16.
 // Determinism: key blocks of 64 absolute positions ascending; a row's bits depend on nothing but the row and its request's K/V.
-// Launch: (heads, tiles) CTAs of 128 threads, a warp owns 16 rows; four tiles of 64 x (head_dim + 8) BF16 in shared memory: K and V twice,
-// or K
-//   and V with their low parts.
+// Paths: tiles without encoded history run in attention_prefill_wgmma where the device has its instructions (compute capability 9.0); all
+//   others, and every tile on another device, run here. Which path a tile takes depends on nothing else in the launch.
+// Launch: (heads, tiles, 2) CTAs of 128 threads for 64 rows of a tile, a warp owns 16 rows; four blocks of 64 x (head_dim + 8) BF16 in
+//   shared memory: K and V twice, or K and V with their low parts.
 // Traffic: per tile and head, K and V of every position up to the tile's last one, once.
 void attention_prefill(const AttentionPrefillArguments& arguments, cudaStream_t stream);
 
