@@ -157,6 +157,10 @@ void add_bench_command(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   command->add_option("--contexts", options->device.contexts, "With --shape: positions of each request before the step")->delimiter(',')->capture_default_str();
   command->add_option("--batches", options->device.batches, "With --shape: requests of a step")->delimiter(',')->capture_default_str();
+  command->add_option("--prompts", options->device.prompts, "With --shape: lengths of the prompts of prefill")->delimiter(',')->capture_default_str();
+  command->add_option("--prefill-rows", options->device.prefill_rows, "With --shape: rows of a prefill batch, whole windows of 256 positions")
+      ->delimiter(',')
+      ->capture_default_str();
   command->add_option("--output", options->output, "console, json, csv")->type_name("FORMAT")->capture_default_str();
   command->footer(
       "Examples:\n"

@@ -58,8 +58,18 @@ class StepBench {
         }
       }
     }
-    for (const std::string& switches : {std::string("t0s0q0"), std::string("t1s0q0")}) {
-      if (asked("prefill")) attempt("prefill " + switches, [&] { measure_prefill(switches, 8192); });
+    if (asked("prefill")) {
+      for (const int length : options_.prompts) {
+        for (const std::string& switches : {std::string("t0s0q0"), std::string("t1s0q0")}) {
+          for (const int batch_rows : options_.prefill_rows) {
+            attempt("prefill " + switches + ", " + std::to_string(length) + " tokens, " + std::to_string(batch_rows) + " rows",
+                    [&] { measure_prefill(switches, length, batch_rows); });
+          }
+        }
+      }
+      for (const std::string& switches : {std::string("t0s0q0"), std::string("t0s0q1")}) {
+        attempt("prefill attention " + switches, [&] { measure_prefill_history(switches, 8192, 8); });
+      }
     }
     return std::move(result_);
   }
@@ -126,8 +136,11 @@ class StepBench {
       w.post_attention_layernorm_2 = random(hidden, 1.0f);
       weights_.layers.push_back(std::move(w));
     }
-    const int positions = *std::max_element(options_.contexts.begin(), options_.contexts.end()) + kWindow;
-    const RopeTable table = make_rope_table(std::max(positions, 8192 + kWindow), model_.head_dim, model_.rope_theta);
+    int positions = 0;
+    for (const std::vector<int>* lengths : {&options_.contexts, &options_.prompts}) {
+      for (const int length : *lengths) positions = std::max(positions, length + kWindow);
+    }
+    const RopeTable table = make_rope_table(positions, model_.head_dim, model_.rope_theta);
     const std::size_t bytes = table.cosine.size() * sizeof(std::uint16_t);
     rope_.cosine = allocator_.allocate(MemoryCategory::weights, bytes);
     rope_.sine = allocator_.allocate(MemoryCategory::weights, bytes);
@@ -429,12 +442,45 @@ class StepBench {
     }
   }
 
-  // A whole prompt, window by window, all loops; late loops on evenly spread rows (selection itself is not part of it).
-  void measure_prefill(const std::string& switches, int length) {
-    announce("prefill " + switches);
+  // The batches of one prompt, loop after loop: consecutive windows side by side as long as they have no more than `batch_rows` active rows
+  // together (at least one window). Late loops run on evenly spread rows; selection itself is not part of it.
+  struct Prefill {
+    std::vector<RowBatch> batches;
+    double product_flops = 0, attention_flops = 0;
+  };
+  Prefill make_prefill(KvCache& kv, int slot, const TokenSparsePrefill& retention, int length, int batch_rows) const {
+    Prefill prefill;
+    for (int loop = 1; loop <= kLoops; ++loop) {
+      RowBatch* batch = nullptr;
+      for (int begin = 0; begin < length; begin += kWindow) {
+        const auto rows = spread_rows(begin, std::min(begin + kWindow, length),
+                                      retention.enabled ? retention.retention_bp[static_cast<std::size_t>(loop - 1)] : kBasisPoints);
+        const int count = static_cast<int>(rows.size());
+        if (batch == nullptr || batch->size() + count > batch_rows) {
+          batch = &prefill.batches.emplace_back();
+          batch->take_scores = retention.enabled && (loop == 2 || loop == 3);
+        }
+        kv.reserve(slot, loop, rows);
+        kv.set_active(slot, loop, rows);
+        // One segment: rows of several windows of one request are rows in ascending order.
+        if (batch->segments.empty()) batch->segments.push_back({slot, loop, 0, 0, 0});
+        batch->segments.front().row_count += count;
+        for (const std::int32_t position : rows) {
+          batch->rows.push_back(row_source({slot, position, loop, 0, -1}));
+          prefill.attention_flops += 4.0 * model_.layers * model_.projection_width() * (position + 1);
+        }
+        prefill.product_flops += weight_bytes_per_loop() * count;  // two bytes and two operations for each weight
+      }
+    }
+    kv.upload();
+    return prefill;
+  }
+
+  // A whole prompt, and its attention and its products alone, in the same batches.
+  void measure_prefill(const std::string& switches, int length, int batch_rows) {
+    announce("prefill " + switches + ", " + std::to_string(length) + " tokens, " + std::to_string(batch_rows) + " rows");
     AlgorithmConfig config;
     apply_switches(config, switches);
-    const auto& retention = config.token_sparse_prefill;
     ForwardContext context;
     context.weights = &weights_;
     context.rope = &rope_;
@@ -445,30 +491,13 @@ class StepBench {
     context.max_positions = length;
     ForwardPass forward(context);
     KvCache kv(kv_shape_, allocator_, stream_);
-    const int slot = kv.open_request(length);
-    double flops = 0;
-    std::vector<RowBatch> batches;
-    for (int begin = 0; begin < length; begin += kWindow) {
-      for (int loop = 1; loop <= kLoops; ++loop) {
-        const auto rows = spread_rows(begin, begin + kWindow, retention.enabled ? retention.retention_bp[static_cast<std::size_t>(loop - 1)] : kBasisPoints);
-        kv.reserve(slot, loop, rows);
-        kv.set_active(slot, loop, rows);
-        RowBatch& batch = batches.emplace_back();
-        for (const std::int32_t position : rows) {
-          batch.rows.push_back(row_source({slot, position, loop, 0, -1}));
-          flops += 4.0 * model_.layers * model_.projection_width() * (position + 1);
-        }
-        batch.segments.push_back({slot, loop, 0, 0, static_cast<std::int32_t>(rows.size())});
-        batch.take_scores = retention.enabled && (loop == 2 || loop == 3);
-        flops += weight_bytes_per_loop() * static_cast<double>(rows.size());
-      }
-    }
-    kv.upload();
+    const Prefill prefill = make_prefill(kv, kv.open_request(length), config.token_sparse_prefill, length, batch_rows);
     DeviceBuffer fault = allocator_.allocate(MemoryCategory::workspace, sizeof(std::uint64_t));
     PinnedArena arena;
-    const Timing timing = timed(3, [&] {
+    const auto record = [&](const std::string& what, double flops, auto&& work) { add(what, switches, length, batch_rows, timed(5, work), 0, flops); };
+    record("prefill", prefill.product_flops + prefill.attention_flops, [&] {
       arena.reset();  // every repetition stages the same bytes in the same places
-      for (const RowBatch& batch : batches) {
+      for (const RowBatch& batch : prefill.batches) {
         Bfloat16* input = forward.input(batch.size());
         forward.stage(batch, arena);
         forward.prepare(batch, kv, nullptr, nullptr);
@@ -476,7 +505,84 @@ class StepBench {
         forward.run(batch, kv, nullptr, fault.as<std::uint64_t>(), nullptr);
       }
     });
-    add("prefill", switches, length, 1, timing, 0, flops);
+
+    const auto most_rows = static_cast<std::size_t>(
+        std::max_element(prefill.batches.begin(), prefill.batches.end(), [](const RowBatch& a, const RowBatch& b) { return a.size() < b.size(); })->size());
+    const int width = model_.projection_width();
+    const DeviceBuffer x = random(most_rows * static_cast<std::size_t>(std::max(model_.intermediate, 3 * width)), 1.0f);
+    DeviceBuffer y = random(most_rows * 2 * static_cast<std::size_t>(std::max(model_.intermediate, 2 * width)), 1.0f);
+    std::vector<AttentionPrefillArguments> attention;
+    std::vector<GrowableBuffer> tables;
+    for (const RowBatch& batch : prefill.batches) {
+      std::vector<std::int32_t> positions;
+      for (const RowSource& row : batch.rows) positions.push_back(row.position);
+      const std::vector<PrefillTile> tiles = make_prefill_tiles(batch.segments);
+      AttentionPrefillArguments& arguments = attention.emplace_back();
+      arguments.kv = kv.view();
+      arguments.q = x.as<Bfloat16>();
+      arguments.q_row_stride = 3 * static_cast<std::int64_t>(width);
+      arguments.positions = tables.emplace_back(allocator_, MemoryCategory::workspace).upload<std::int32_t>(positions, stream_);
+      arguments.tiles = tables.emplace_back(allocator_, MemoryCategory::workspace).upload<PrefillTile>(tiles, stream_);
+      arguments.tile_count = static_cast<int>(tiles.size());
+      arguments.encoded_history = false;
+      arguments.output = y.as<Bfloat16>();
+    }
+    record("prefill.attention", prefill.attention_flops, [&] {
+      for (AttentionPrefillArguments& arguments : attention) {
+        for (arguments.layer = 0; arguments.layer < model_.layers; ++arguments.layer) attention_prefill(arguments, stream_);
+      }
+    });
+    record("prefill.products", prefill.product_flops, [&] {
+      for (const RowBatch& batch : prefill.batches) {
+        for (const DeviceLayerWeights& layer : weights_.layers) {
+          const auto product = [&](const DeviceBuffer& weight, int in, int out) {
+            linear(library_, options_.linear, x.as<Bfloat16>(), in, weight.as<Bfloat16>(), y.as<Bfloat16>(), batch.size(), in, out, stream_);
+          };
+          product(layer.qkv, model_.hidden, 3 * width);
+          product(layer.o_proj, width, model_.hidden);
+          product(layer.gate_up, model_.hidden, 2 * model_.intermediate);
+          product(layer.down_proj, model_.intermediate, model_.hidden);
+        }
+      }
+    });
+  }
+
+  // Attention of the last kGroupSize rows of several prompts over encoded history, beside the same rows over BF16, layers in turn.
+  void measure_prefill_history(const std::string& switches, int length, int requests) {
+    announce("prefill attention " + switches + ", " + std::to_string(requests) + " x the last " + std::to_string(kGroupSize) + " rows");
+    State state;
+    apply_switches(state.config, switches);
+    fill_cache(state, length, requests);
+    const int rows = requests * kGroupSize, width = model_.projection_width();
+    const DeviceBuffer q = random(static_cast<std::size_t>(rows) * width, 1.0f);
+    DeviceBuffer output = random(static_cast<std::size_t>(rows) * width, 1.0f);
+    GrowableBuffer position_table(allocator_, MemoryCategory::workspace), tile_table(allocator_, MemoryCategory::workspace);
+    std::vector<std::int32_t> positions;
+    double flops = 0;
+    for (int i = 0; i < rows; ++i) {
+      positions.push_back(length - kGroupSize + i % kGroupSize);
+      flops += 4.0 * width * (positions.back() + 1);
+    }
+    for (const int loop : {1, 2, 4}) {
+      std::vector<PrefillSegment> segments;
+      for (int i = 0; i < requests; ++i)
+        segments.push_back({state.slots[static_cast<std::size_t>(i)], loop, state.encoded, i * kGroupSize, kGroupSize});
+      const std::vector<PrefillTile> tiles = make_prefill_tiles(segments);
+      AttentionPrefillArguments arguments;
+      arguments.kv = state.kv->view();
+      arguments.q = q.as<Bfloat16>();
+      arguments.q_row_stride = width;
+      arguments.positions = position_table.upload<std::int32_t>(positions, stream_);
+      arguments.tiles = tile_table.upload<PrefillTile>(tiles, stream_);
+      arguments.tile_count = static_cast<int>(tiles.size());
+      arguments.encoded_history = state.encoded > 0;
+      arguments.output = output.as<Bfloat16>();
+      Timing timing = timed(options_.repeats, [&] {
+        for (arguments.layer = 0; arguments.layer < model_.layers; ++arguments.layer) attention_prefill(arguments, stream_);
+      });
+      for (double* time : {&timing.median_us, &timing.minimum_us, &timing.maximum_us}) *time /= model_.layers;
+      add("attention_prefill.loop" + std::to_string(loop), switches, length, rows, timing, 0, flops);
+    }
   }
 
   const ModelConfig model_;

@@ -41,6 +41,8 @@ struct StepBenchOptions {
   std::vector<int> contexts{2048, 8192, 32768};
   std::vector<int> batches{1, 8};
   std::vector<std::string> switches{"t0s0q0", "t0s1q0", "t1s0q1", "t1s1q1"};
+  std::vector<int> prompts{2048, 8192, 16384};
+  std::vector<int> prefill_rows{256, 2048};   // active rows that prefill batches may hold, at least a window's
   int repeats = 15;
   LinearImplementation linear = LinearImplementation::automatic;
 };

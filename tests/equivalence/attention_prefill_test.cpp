@@ -48,13 +48,24 @@ std::vector<std::int32_t> active_rows(const History& history, int loop, int begi
   return positions;
 }
 
-std::vector<std::uint16_t> run(History& history, int layer, const Rows& rows, Fault fault = Fault::none) {
+// All of `parts` in one launch, a segment each, cut into tiles as the runtime cuts them; their outputs one after the other.
+std::vector<std::uint16_t> run(History& history, int layer, std::span<const Rows> parts, Fault fault = Fault::none) {
   optimized::DeviceAllocator& allocator = history.allocator();
-  const optimized::PrefillSegment segment{history.request(), rows.loop, rows.frontier, 0, static_cast<std::int32_t>(rows.positions.size())};
-  const auto tiles = optimized::make_prefill_tiles(std::span(&segment, 1));
+  std::vector<optimized::PrefillSegment> segments;
+  std::vector<std::int32_t> all_positions;
+  std::vector<std::uint16_t> all_q;
+  bool encoded = false;
+  for (const Rows& rows : parts) {
+    segments.push_back({history.request(), rows.loop, rows.frontier, static_cast<std::int32_t>(all_positions.size()),
+                        static_cast<std::int32_t>(rows.positions.size())});
+    all_positions.insert(all_positions.end(), rows.positions.begin(), rows.positions.end());
+    all_q.insert(all_q.end(), rows.q.begin(), rows.q.end());
+    encoded |= rows.frontier > 0;
+  }
+  const auto tiles = optimized::make_prefill_tiles(segments);
   DeviceArray<optimized::PrefillTile> device_tiles(allocator, tiles);
-  DeviceArray<std::uint16_t> q(allocator, rows.q), output(allocator, rows.q.size());
-  DeviceArray<std::int32_t> positions(allocator, rows.positions);
+  DeviceArray<std::uint16_t> q(allocator, all_q), output(allocator, all_q.size());
+  DeviceArray<std::int32_t> positions(allocator, all_positions);
   optimized::attention_prefill({.kv = history.cache().view(),
                                 .layer = layer,
                                 .q = reinterpret_cast<const __nv_bfloat16*>(q.data()),
@@ -62,11 +73,14 @@ std::vector<std::uint16_t> run(History& history, int layer, const Rows& rows, Fa
                                 .positions = positions.data(),
                                 .tiles = device_tiles.data(),
                                 .tile_count = static_cast<int>(tiles.size()),
-                                .encoded_history = rows.frontier > 0,
+                                .encoded_history = encoded,
                                 .output = reinterpret_cast<__nv_bfloat16*>(output.data()),
                                 .fault = fault},
                                history.stream());
   return output.download();
+}
+std::vector<std::uint16_t> run(History& history, int layer, const Rows& rows, Fault fault = Fault::none) {
+  return run(history, layer, std::span(&rows, 1), fault);
 }
 
 void compare(History& history, const Rows& rows, int layer, ErrorCheck& check) {
@@ -168,6 +182,58 @@ TEST(AttentionPrefillDevice, BitsDoNotDependOnTilesOrPlace) {
             std::equal(expected, expected + static_cast<std::ptrdiff_t>(width), output.begin() + static_cast<std::ptrdiff_t>(i * width)))
             << "position " << part[i] << " of a part that starts at " << part[0];
       }
+    }
+  }
+}
+
+// Tiles have 128 rows in two groups of 64, pages 64 keys: every count and start around those, and gaps that leave a group on its own pages.
+TEST(AttentionPrefillDevice, AnyRowsHaveTheBitsOfTheWholePrompt) {
+  LOOPGAUGE_REQUIRE_DEVICE();
+  for (const int head_dim : {64, 128}) {
+    constexpr int kPositions = 450;
+    History history({.heads = 2, .head_dim = head_dim, .positions = kPositions, .prompt = kPositions, .seed = 11, .fragmented = true});
+    const Rows all = make_rows(history, 2, 0, range(0, kPositions), 27);
+    ErrorCheck check;
+    compare(history, all, 1, check);
+    check.expect_within("attention_prefill, whole prompt, head_dim " + std::to_string(head_dim), output_tolerance().differing_share);
+    const auto whole = run(history, 1, all);
+    const auto width = static_cast<std::size_t>(history.model().projection_width());
+    for (const int step : {1, 2, 3}) {
+      for (const int count : {1, 63, 64, 65, 127, 128, 129}) {
+        for (const int begin : {0, 1, 63, 64, kPositions - 1 - (count - 1) * step}) {
+          if (begin < 0 || begin + (count - 1) * step >= kPositions) continue;
+          std::vector<std::int32_t> positions;
+          for (int i = 0; i < count; ++i) positions.push_back(begin + i * step);
+          const auto output = run(history, 1, make_rows(history, 2, 0, positions, 27));
+          for (std::size_t i = 0; i < positions.size(); ++i) {
+            const auto expected = whole.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(positions[i]) * width);
+            ASSERT_TRUE(std::equal(expected, expected + static_cast<std::ptrdiff_t>(width), output.begin() + static_cast<std::ptrdiff_t>(i * width)))
+                << "head_dim " << head_dim << ", position " << positions[i] << " of " << count << " rows from " << begin << " by " << step;
+          }
+        }
+      }
+    }
+  }
+}
+
+// Windows of one request side by side, some with encoded history: a tile's path must not follow from its neighbours.
+TEST(AttentionPrefillDevice, WindowsInOneLaunchHaveTheBitsOfEachAlone) {
+  LOOPGAUGE_REQUIRE_DEVICE();
+  for (const int head_dim : {64, 128}) {
+    History history({.heads = 2, .head_dim = head_dim, .positions = 512, .prompt = 512, .seed = 12, .keep_planes = true});
+    history.encode({{0, 256}});
+    std::vector<Rows> parts;
+    parts.push_back(make_rows(history, 2, 0, range(0, 200), 28));
+    parts.push_back(make_rows(history, 2, 256, range(256, 400), 28));
+    parts.push_back(make_rows(history, 3, 0, active_rows(history, 3, 200, 512), 28));
+    parts.push_back(make_rows(history, 4, 256, active_rows(history, 4, 300, 512), 28));
+    parts.push_back(make_rows(history, 1, 0, range(400, 512), 28));
+    const auto together = run(history, 0, parts);
+    auto place = together.begin();
+    for (const Rows& part : parts) {
+      const auto alone = run(history, 0, part);
+      EXPECT_TRUE(std::equal(alone.begin(), alone.end(), place)) << "loop " << part.loop << ", encoded below " << part.frontier;
+      place += static_cast<std::ptrdiff_t>(alone.size());
     }
   }
 }
