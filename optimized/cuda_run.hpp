@@ -23,6 +23,7 @@
 #include "optimized/kv/reference_store.hpp"
 #include "optimized/ops/draw_tokens.cuh"
 #include "optimized/ops/head_argmax.cuh"
+#include "optimized/ops/residual_encode.cuh"
 #include "optimized/ops/speculative_rows.cuh"
 #include "optimized/prefix_store.hpp"
 #include "optimized/request_state.hpp"
@@ -241,7 +242,6 @@ class CudaRun {
     const RoundOutcome* outcome;
     const HeadChoice* choices;                       // [rows]: the tokens that are emitted first
     const float* logits;                             // [rows][vocab] or null
-    int sealed;                                      // positions that were encoded when it was decided
   };
   bool runs_ahead() const { return asynchronous() && options_.speculation.kind != SpeculationKind::none && options_.stage != Stage::prefill; }
   void prepare_speculation();
@@ -250,7 +250,7 @@ class CudaRun {
   bool may_be_speculative_work(const RequestState& s, const WorkItem& item) const;
   PositionRange possible_positions(const RequestState& s, int index) const;
   std::vector<Part> ahead_parts(RequestState& s, const WorkItem& item, int loop);
-  void seal_for(RequestState& s, PositionRange positions);
+  void seal_if_due(RequestState& s, RoundOutcome* outcome);
   void hold_references(RequestState& s);
   void add_ahead_row(RowBatch& batch, const Part& part);
   void advance_ahead(std::vector<Part> parts);
@@ -285,6 +285,8 @@ class CudaRun {
   std::array<std::uint32_t, kLoops> largest_streams(const RequestState& s, PositionRange block) const;
   void encode(RequestState& s, PositionRange block, int loop_first, int loop_last, const std::array<std::uint32_t, kLoops>& capacity, bool members_known);
   void encode_pending();
+  ResidualEncodeArguments encoding_of(const EncodeTask* tasks, std::size_t count);
+  void launch_encoding(const EncodeTask* blocks, std::size_t count);
 
   // Observation: cuda_run_observation.
   std::unique_ptr<RowObserver> make_tap_observer(const std::vector<Part>& parts, int rows);
@@ -329,7 +331,7 @@ class CudaRun {
   DeviceBuffer gates_;                               // [decode rows of a batch] FP32
   DeviceBuffer numeric_fault_;                       // one word
   GrowableBuffer state_gates_, emitted_states_, emitted_choices_, emitted_slots_, token_draws_, distributions_, confirmed_, selection_scratch_, encode_tasks_,
-      rewrite_tasks_, inactive_rows_, inactive_indices_, live_indices_, started_slots_, started_states_, draft_outcomes_, round_outcomes_;
+      rewrite_tasks_, inactive_rows_, inactive_indices_, live_indices_, started_slots_, started_states_, draft_outcomes_, round_outcomes_, due_blocks_;
   std::vector<WindowState> spare_windows_;
   std::vector<EncodeTask> pending_encodes_, pending_rewrites_;
   std::vector<std::pair<RequestState*, PositionRange>> pending_releases_;

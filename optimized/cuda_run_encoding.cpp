@@ -120,18 +120,9 @@ void CudaRun::encode(RequestState& s, PositionRange block, int loop_first, int l
 void CudaRun::encode_pending() {
   if (pending_encodes_.empty() && pending_releases_.empty() && pending_rewrites_.empty()) return;
   kv_.upload(ticket_->arena);
-  ResidualEncodeArguments arguments;
-  arguments.kv = kv_.view();
-  arguments.tasks = encode_tasks_.upload<EncodeTask>(pending_encodes_, ticket_->arena, stream_);
-  arguments.task_count = static_cast<int>(pending_encodes_.size());
-  arguments.numeric_fault = numeric_fault_.as<std::uint64_t>();
-  arguments.fault = options_.fault;
-  rank_rows(arguments.kv, arguments.tasks, arguments.task_count, stream_);
-  residual_encode(arguments, stream_);
+  launch_encoding(encode_tasks_.upload<EncodeTask>(pending_encodes_, ticket_->arena, stream_), pending_encodes_.size());
   pending_encodes_.clear();
-  arguments.tasks = rewrite_tasks_.upload<EncodeTask>(pending_rewrites_, ticket_->arena, stream_);
-  arguments.task_count = static_cast<int>(pending_rewrites_.size());
-  residual_encode_again(arguments, stream_);
+  residual_encode_again(encoding_of(rewrite_tasks_.upload<EncodeTask>(pending_rewrites_, ticket_->arena, stream_), pending_rewrites_.size()), stream_);
   pending_rewrites_.clear();
   bool decoding = false;
   for (const auto& [request, range] : std::exchange(pending_releases_, {})) {
@@ -140,6 +131,23 @@ void CudaRun::encode_pending() {
   }
   // Between windows of a prompt the pages serve the next window; after it nobody needs them soon.
   if (decoding) kv_.trim();
+}
+
+ResidualEncodeArguments CudaRun::encoding_of(const EncodeTask* tasks, std::size_t count) {
+  ResidualEncodeArguments arguments;
+  arguments.kv = kv_.view();
+  arguments.tasks = tasks;
+  arguments.task_count = static_cast<int>(count);
+  arguments.numeric_fault = numeric_fault_.as<std::uint64_t>();
+  arguments.fault = options_.fault;
+  return arguments;
+}
+
+// Of tasks on the device. Ranks are counted there: rows of a block may be known nowhere else.
+void CudaRun::launch_encoding(const EncodeTask* blocks, std::size_t count) {
+  const ResidualEncodeArguments arguments = encoding_of(blocks, count);
+  rank_rows(arguments.kv, arguments.tasks, arguments.task_count, stream_);
+  residual_encode(arguments, stream_);
 }
 
 }  // namespace loopgauge::optimized

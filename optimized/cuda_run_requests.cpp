@@ -146,6 +146,7 @@ void CudaRun::finish_request(RequestState& s) {
   const int length = s.prompt_length + record.fed;
   flush(s, frontier_rule(s, length));
   encode_pending();
+  if (runs_ahead()) kv_.drop_blocks(s.slot, s.encoded);  // reserved, or sealed for rows past the end
   kv_.upload(ticket_->arena);
   if (options_.record.kv) record.kv = read_planes(kv_, s.slot, length, s.encoded, config_.loops(), allocator_, stream_);
   if (options_.record.codec) record.blocks = read_blocks(kv_, s.slot, stream_);

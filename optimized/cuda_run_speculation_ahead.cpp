@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Speculation with several submissions in flight: rows are found, proposed and decided on the device (ops/speculative_rows), and the host issues
 // rounds whose place it does not know. What it needs are bounds: every round that was issued and not read has committed between one row and all
-// of its rows, so that pages are reserved and blocks sealed for every position that a row may have. A block is sealed of rows alone whose round
-// has been read.
+// of its rows, so that pages are reserved for every position that a row may have, and blocks for every position that may be sealed. Which of these
+// are sealed the device decides too.
 #include <algorithm>
 #include <set>
 #include <string>
@@ -59,8 +59,11 @@ void CudaRun::start_speculating(const std::vector<Emission>& emissions, const He
   std::vector<std::int32_t> slots;
   std::vector<SpeculationState> states;
   for (const Emission& emission : emissions) {
-    const RequestState& s = *emission.request;
+    RequestState& s = *emission.request;
+    // What the rows of the first round see encoded are positions of the prompt: the tail is as long as they are.
+    if (speculation_.tail >= 0) seal_ahead(s, frontier_rule(s, s.prompt_length + live_rows() - 1));
     SpeculationState& state = states.emplace_back();
+    state.sealed = std::max(s.encoded, s.encoded_ahead);
     state.prompt_length = s.prompt_length;
     state.capacity = s.capacity;
     state.first_step = s.first_step;
@@ -70,6 +73,7 @@ void CudaRun::start_speculating(const std::vector<Emission>& emissions, const He
     state.temperature = s.request->temperature;
     slots.push_back(s.slot);
   }
+  encode_pending();
   start_speculation(speculation_, started_slots_.upload<std::int32_t>(slots, ticket_->arena, stream_),
                     started_states_.upload<SpeculationState>(states, ticket_->arena, stream_), choices, static_cast<int>(slots.size()), stream_);
 }
@@ -107,16 +111,21 @@ void CudaRun::hold_references(RequestState& s) {
   copy_to_device<std::int32_t>(speculation_.references + s.slot * live_rows(), slots, ticket_->arena, stream_);
 }
 
-// What the last of these positions may see encoded is encoded, beside its BF16 rows where others of them do not see it.
-void CudaRun::seal_for(RequestState& s, PositionRange positions) {
-  flush(s, frontier_rule(s, s.committed));
-  const int frontier = frontier_rule(s, positions.end - 1);
-  if (frontier > s.committed) {
-    throw UnsupportedError("a tail of " + std::to_string(config_.q().tail) + " with " + std::to_string(s.unread_rounds) +
-                           " rounds of one request in flight would encode rows whose round has not been read: use a tail of at least " +
-                           std::to_string(positions.end - 1 - s.committed));
+// Blocks that the request may have due are made and their encoding is issued; the device carries out what is due (admit_blocks). The round that
+// has been decided is not counted as unread yet.
+void CudaRun::seal_if_due(RequestState& s, RoundOutcome* outcome) {
+  if (speculation_.tail < 0) return;
+  const int decided = options_.speculation.kind == SpeculationKind::block ? live_rows() : 1;
+  const int longest = std::min(s.capacity, s.committed + (s.unread_rounds + 1) * decided);
+  std::vector<EncodeTask> blocks;
+  for (const PositionRange& block : block_cuts(config_, s.prompt_length, std::max(s.encoded, s.encoded_ahead), frontier_rule(s, longest + live_rows() - 1))) {
+    blocks.push_back(kv_.prepare_encode(s.slot, block, 1, config_.loops(), largest_streams(s, block), false));
   }
-  seal_ahead(s, frontier);
+  if (blocks.empty()) return;
+  kv_.upload(ticket_->arena);
+  auto* tasks = due_blocks_.upload<EncodeTask>(blocks, ticket_->arena, stream_);
+  admit_blocks(speculation_, s.slot, tasks, static_cast<int>(blocks.size()), outcome, stream_);
+  launch_encoding(tasks, blocks.size());
 }
 
 void CudaRun::speculate_ahead(const std::vector<WorkItem>& items) {
@@ -171,7 +180,6 @@ std::vector<CudaRun::Part> CudaRun::ahead_parts(RequestState& s, const WorkItem&
       LiveRow& row = s.live.at(static_cast<std::size_t>(index));
       if (row.completed != loop - 1) throw InternalError(s.name() + ": row " + std::to_string(index) + " of a round, loop " + std::to_string(loop) + " out of turn");
     }
-    if (loop == 1) seal_for(s, positions);
     if (references_ && loop == 2 && s.live_references.empty()) hold_references(s);
     Part part{&s, RowKind::decode, positions, loop};
     part.live = index;
@@ -307,12 +315,12 @@ void CudaRun::decide_ahead(RequestState& s) {
   if (sampling) draw_tokens(logits, draws, choices, confirmed, count, model_.vocab, stream_);
   auto* outcome = round_outcomes_.reserve<RoundOutcome>(1);
   decide_rows(speculation_, kv_.view(), s.slot, count, choices, confirmed, outcome, stream_);
+  seal_if_due(s, outcome);
 
   DecidedRound round;
   round.outcome = download(outcome, 1);
   round.choices = download(choices, rows);
   round.logits = options_.record.logits || options_.tap != nullptr ? download(logits, rows * vocab) : nullptr;
-  round.sealed = std::max(s.encoded, s.encoded_ahead);
   ++s.unread_rounds;
   s.live.clear();
   on_delivery([this, &s, round] { deliver_round(s, round); });
@@ -330,13 +338,14 @@ void CudaRun::deliver_round(RequestState& s, const DecidedRound& decided) {
   ++counters_.speculation_rounds;
   counters_.rejected_rows += outcome.rejected;
   counters_.executed_rows += outcome.rejected;
-  count_doubled_bytes(decided.sealed - frontier_rule(s, outcome.position));
+  count_doubled_bytes(outcome.seen - frontier_rule(s, outcome.position));
   const PositionRange rows{outcome.position, outcome.position + outcome.emitted};
   if (!s.finished) {
     s.record.rounds.push_back({outcome.position, outcome.rows - 1, outcome.accepted, outcome.emitted});
     if (s.slot >= 0) {
       for (int loop = 1; loop <= config_.loops(); ++loop) kv_.note_active(s.slot, loop, rows);
       s.committed = rows.end;
+      s.encoded_ahead = std::max(s.encoded_ahead, outcome.sealed);
       flush(s, frontier_rule(s, s.committed));
       encode_pending();
     }
@@ -360,21 +369,25 @@ void CudaRun::read_speculation() {
   }
 }
 
-// Rows on their way never were. Without settled states nothing of the request is on its way any more: it has ended.
+// Rows on their way never were, and blocks that nothing was sealed in are not kept for them. Without a settled state nothing of the request is on
+// its way any more: it has ended.
 void CudaRun::give_up_ahead(RequestState& s) {
-  if (s.settled && s.slot >= 0 && s.settled->ended == 0) {
+  if (s.settled && s.slot >= 0) {
+    SpeculationState& state = *s.settled;
     int rejected = 0;
     for (std::size_t i = 0; i < s.live.size(); ++i) {
-      if (s.settled->committed + static_cast<int>(i) < s.capacity) rejected += s.live[i].completed;
+      if (state.ended == 0 && state.committed + static_cast<int>(i) < s.capacity) rejected += s.live[i].completed;
     }
     for (int loop = 0; loop <= kLoops; ++loop) {
-      if (s.settled->at_loop[loop] >= 0) rejected += loop;
-      s.settled->at_loop[loop] = -1;
+      if (state.at_loop[loop] >= 0) rejected += loop;
+      state.at_loop[loop] = -1;
     }
     counters_.rejected_rows += rejected;
     counters_.executed_rows += rejected;
-    kv_.truncate(s.slot, s.settled->committed);
-    copy_to_device<SpeculationState>(speculation_.states + s.slot, std::span<const SpeculationState>(&*s.settled, 1), ticket_->arena, stream_);
+    kv_.drop_blocks(s.slot, state.sealed);
+    s.encoded_ahead = state.sealed;
+    kv_.truncate(s.slot, state.committed);
+    copy_to_device<SpeculationState>(speculation_.states + s.slot, std::span<const SpeculationState>(&state, 1), ticket_->arena, stream_);
   }
   s.live.clear();
   for (const auto& [slot, key] : std::exchange(s.live_references, {})) references_->release(slot, key);

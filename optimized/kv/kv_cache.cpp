@@ -253,7 +253,7 @@ void KvCache::truncate(int request, int position, Sealed sealed) {
   }
 }
 
-void KvCache::rewind(int request, int position) {
+void KvCache::drop_blocks(int request, int position) {
   Request& slot = live(request);
   while (!slot.blocks.empty() && slot.blocks.back()->positions.begin >= position) {
     const PositionRange dropped = slot.blocks.back()->positions;
@@ -264,8 +264,14 @@ void KvCache::rewind(int request, int position) {
       ActivityMap& map = slot.maps[static_cast<std::size_t>(page)];
       std::fill(std::begin(map.rank), std::end(map.rank), 0u);
       std::fill(std::begin(map.rows), std::end(map.rows), 0u);
+      mark_dirty(slot, page, page + 1);
     }
   }
+}
+
+void KvCache::rewind(int request, int position) {
+  Request& slot = live(request);
+  drop_blocks(request, position);
   truncate(request, position);
   for (int page = page_count(position); page < static_cast<int>(slot.pages.size()); ++page) {
     for (int loop = 1; loop <= kLoops; ++loop) set_page(slot, loop, page, nullptr);

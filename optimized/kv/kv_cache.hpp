@@ -119,6 +119,9 @@ class KvCache {
   // begin there are dropped whatever streams they have; a block that reaches over it is an InternalError.
   void rewind(int request, int position);
 
+  // Blocks that begin at or after `position` are no more. Nobody reads them encoded, or will.
+  void drop_blocks(int request, int position);
+
   // Holds [begin, end) for other readers: whole pages, which must not be written after. What is encoded there lies in whole blocks.
   KvExtent share(int request, PositionRange positions) const;
   // The request reads the extent's pages and blocks in place; its activity maps are its own. It has no rows at or after the extent's begin.

@@ -61,6 +61,7 @@ __global__ void __launch_bounds__(kThreads)
   const auto tensor = static_cast<KvTensor>(blockIdx.y % 2);
   const KvShape& shape = view.shape;
   const RequestTable request = view.requests[task.request];
+  if (task.begin >= task.end) return;
   const int page_begin = task.begin / kPageTokens, page_end = page_count(task.end);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int channel = threadIdx.x % kHeadDim, row_step = threadIdx.x / kHeadDim;

@@ -13,7 +13,7 @@ namespace loopgauge::optimized {
 
 struct ResidualEncodeArguments {
   KvView kv;                          // tables uploaded after prepare_encode
-  const EncodeTask* tasks = nullptr;  // [task_count], device memory, different blocks (or one task per block)
+  const EncodeTask* tasks = nullptr;  // [task_count], device memory, different blocks (or one task per block); empty ranges do nothing
   int task_count = 0;
   std::uint64_t* numeric_fault = nullptr;  // lowered when a group cannot be encoded
   Fault fault = Fault::none;

@@ -117,7 +117,9 @@ __global__ void decide_rows_kernel(SpeculationView view, KvView kv, int slot, in
   const LivePlace oldest = live_place(view, state, 0, kLoops);
   if (!oldest.exists) return;
   const bool draws = state.temperature != 0.0f && state.forced == 0;
-  RoundOutcome round{oldest.position, 0, 0, 0, 0};
+  RoundOutcome round{};
+  round.position = oldest.position;
+  round.seen = state.sealed;
   std::int32_t token = 0;
   for (bool goes_on = true; goes_on;) {
     const int i = round.emitted;
@@ -153,7 +155,21 @@ __global__ void decide_rows_kernel(SpeculationView view, KvView kv, int slot, in
       token_at(view, slot, state.committed % view.live_rows) = token;
     }
   }
+  round.sealed = state.sealed;
   *outcome = round;
+}
+
+__global__ void admit_blocks_kernel(SpeculationView view, int slot, EncodeTask* blocks, int count, RoundOutcome* outcome) {
+  SpeculationState& state = view.states[slot];
+  const int due = live_frontier(view, state, state.committed + view.live_rows - 1);
+  for (int i = 0; i < count; ++i) {
+    if (blocks[i].begin == state.sealed && blocks[i].end <= due) {
+      state.sealed = blocks[i].end;
+    } else {
+      blocks[i].end = blocks[i].begin;
+    }
+  }
+  outcome->sealed = state.sealed;
 }
 
 __global__ void advance_stages_kernel(SpeculationView view, int slot, unsigned loops) {
@@ -195,6 +211,11 @@ void decide_rows(const SpeculationView& view, const KvView& kv, int slot, int co
                  RoundOutcome* outcome, cudaStream_t stream) {
   decide_rows_kernel<<<1, 1, 0, stream>>>(view, kv, slot, count, choices, confirmed, outcome);
   LOOPGAUGE_CUDA_CHECK_LAUNCH("decide_rows");
+}
+
+void admit_blocks(const SpeculationView& view, int slot, EncodeTask* blocks, int count, RoundOutcome* outcome, cudaStream_t stream) {
+  admit_blocks_kernel<<<1, 1, 0, stream>>>(view, slot, blocks, count, outcome);
+  LOOPGAUGE_CUDA_CHECK_LAUNCH("admit_blocks");
 }
 
 void advance_stages(const SpeculationView& view, int slot, unsigned loops, cudaStream_t stream) {

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "optimized/kv/kv_cache.hpp"
 #include "optimized/kv/kv_layout.hpp"
 #include "optimized/ops/draw_tokens.cuh"
 #include "optimized/ops/head_argmax.cuh"
@@ -32,6 +33,7 @@ struct SpeculationState {
   float temperature = 0;
   std::int32_t committed = 0;                      // the first position without a committed row
   std::int32_t ended = 0;                          // 1: the end of the sequence has been emitted
+  std::int32_t sealed = 0;                         // blocks cover [0, sealed)
   std::int32_t at_loop[kLoops + 1] = {-1, -1, -1, -1, -1};  // pipeline: position of the live row that has completed so many loops; negative: none
 };
 
@@ -68,9 +70,9 @@ LOOPGAUGE_HOST_DEVICE LivePlace live_place(const SpeculationView& view, const Sp
   return {exists ? 1 : 0, position, view.pipeline != 0 ? position % view.live_rows : index};
 }
 
-// Positions that a query at `position` sees encoded under serial_aligned, and under policies whose frontier does not move (S-TIME-1).
-LOOPGAUGE_HOST_DEVICE int live_frontier(const SpeculationView& view, const SpeculationState& state, int position) {
-  const int moved = view.tail < 0 || position < view.tail ? 0 : (position - view.tail) / kGroupSize * kGroupSize;
+// E at committed length `length` (S-POL-1), which a query at that position sees under serial_aligned (S-TIME-1).
+LOOPGAUGE_HOST_DEVICE int live_frontier(const SpeculationView& view, const SpeculationState& state, int length) {
+  const int moved = view.tail < 0 || length < view.tail ? 0 : (length - view.tail) / kGroupSize * kGroupSize;
   return moved > state.frontier_of_prompt ? moved : state.frontier_of_prompt;
 }
 
@@ -84,6 +86,8 @@ struct RoundOutcome {
   std::int32_t rows;                               // that existed; 0: nothing was decided
   std::int32_t accepted, emitted;
   std::int32_t rejected;                           // loops that rows which were given up had completed
+  std::int32_t seen;                               // positions that were encoded when it was decided
+  std::int32_t sealed;                             // positions that are, once what it lets be sealed is
 };
 
 // Specification clause and reference counterpart: S-SPEC-1..4, S-SPEC-7, S-SPEC-10, S-SAMP-4, S-PIPE-2..5, S-ASYNC-2; reference/run/speculation.
@@ -109,6 +113,10 @@ void propose_token(const SpeculationView& view, int slot, int index, const HeadC
 // nothing is drawn. Rows that are given up lose their activity bits in `kv`.
 void decide_rows(const SpeculationView& view, const KvView& kv, int slot, int count, HeadChoice* choices, const std::int32_t* confirmed,
                  RoundOutcome* outcome, cudaStream_t stream);
+
+// After a decision: of `blocks` [count], ascending and continuing what may be sealed, those that a row which may follow sees encoded stay as they are,
+// and the others become empty. `outcome` learns of it.
+void admit_blocks(const SpeculationView& view, int slot, EncodeTask* blocks, int count, RoundOutcome* outcome, cudaStream_t stream);
 
 // Tokens of a pipeline have run loops; bit r - 1 of `loops` is set where an item ran loop r.
 void advance_stages(const SpeculationView& view, int slot, unsigned loops, cudaStream_t stream);

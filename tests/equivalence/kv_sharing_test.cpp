@@ -277,6 +277,23 @@ TEST(KvSharing, RowsThatTheHostForgetsAreInNoPlaneOfItsCopy) {
   EXPECT_NE(cache.pages(a)[1].bf16[0], 0u) << "pages stay";
 }
 
+TEST(KvSharing, DroppedBlocksLeaveRowsAndPages) {
+  DeviceAllocator allocator = host_allocator();
+  KvCache cache(kShape, allocator, nullptr);
+  const int a = cache.open_request(200);
+  write_window(cache, a, 0, 192);
+  for (int begin = 0; begin < 192; begin += 64) cache.prepare_encode(a, {begin, begin + 64}, 1, kLoops);
+  cache.drop_blocks(a, 64);
+  ASSERT_EQ(cache.blocks(a).size(), 1u);
+  EXPECT_NE(cache.pages(a)[0].base_payload, 0u);
+  EXPECT_EQ(cache.pages(a)[1].base_payload, 0u);
+  EXPECT_EQ(cache.maps(a)[2].rows[0], 0u);
+  EXPECT_EQ(cache.maps(a)[2].active[0], ~std::uint64_t{0});
+  EXPECT_NE(cache.pages(a)[2].bf16[0], 0u);
+  cache.prepare_encode(a, {64, 192}, 1, kLoops);
+  EXPECT_EQ(cache.blocks_in_use(), 2u);
+}
+
 // A layout and its bytes make the same request in other places.
 TEST(KvSharing, ARequestIsRebuiltFromItsLayoutAndRegions) {
   DeviceAllocator allocator = host_allocator();
