@@ -27,7 +27,7 @@ inline constexpr OpSpec kKvAppend{
     .ties = "none",
     .determinism = Determinism::exact,
     .reference_source = "reference/kv/kv_planes.cpp",
-    .optimized_sources = {"optimized/ops/kv_append.cu"},
+    .optimized_sources = {"optimized/ops/kv_append.cu", "optimized/ops/decode_projections.cu"},
     .equivalence_tests = {"tests/equivalence/kv_append_test.cpp"},
 };
 

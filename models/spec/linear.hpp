@@ -38,7 +38,7 @@ inline constexpr OpSpec kLinear{
     .ties = "none",
     .determinism = Determinism::batch_invariant,
     .reference_source = "reference/ops/linear.cpp",
-    .optimized_sources = {"optimized/ops/linear.cu", "optimized/ops/linear_split_k.cu"},
+    .optimized_sources = {"optimized/ops/linear.cu", "optimized/ops/linear_split_k.cu", "optimized/ops/decode_projections.cu"},
     .equivalence_tests = {"tests/equivalence/linear_test.cpp"},
 };
 

@@ -27,7 +27,7 @@ inline constexpr OpSpec kResidualAdd{
     .ties = "none",
     .determinism = Determinism::exact,
     .reference_source = "reference/ops/residual_add.hpp",
-    .optimized_sources = {"optimized/ops/residual_add.cu"},
+    .optimized_sources = {"optimized/ops/residual_add.cu", "optimized/ops/decode_projections.cu"},
     .equivalence_tests = {"tests/equivalence/rows_test.cpp"},
 };
 

@@ -41,7 +41,7 @@ inline constexpr OpSpec kRmsNorm{
     .ties = "none",
     .determinism = Determinism::batch_invariant,
     .reference_source = "reference/ops/rms_norm.cpp",
-    .optimized_sources = {"optimized/ops/rms_norm.cu"},
+    .optimized_sources = {"optimized/ops/rms_norm.cu", "optimized/ops/decode_projections.cu"},
     .equivalence_tests = {"tests/equivalence/rows_test.cpp"},
 };
 

@@ -33,7 +33,7 @@ inline constexpr OpSpec kRope{
     .ties = "none",
     .determinism = Determinism::exact,
     .reference_source = "reference/ops/rope.cpp",
-    .optimized_sources = {"optimized/ops/rope.cu"},
+    .optimized_sources = {"optimized/ops/rope.cu", "optimized/ops/decode_projections.cu"},
     .equivalence_tests = {"tests/equivalence/rows_test.cpp"},
 };
 

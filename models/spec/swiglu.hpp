@@ -36,7 +36,7 @@ inline constexpr OpSpec kSwiglu{
     .ties = "none",
     .determinism = Determinism::exact,
     .reference_source = "reference/ops/swiglu.cpp",
-    .optimized_sources = {"optimized/ops/swiglu.cu"},
+    .optimized_sources = {"optimized/ops/swiglu.cu", "optimized/ops/decode_projections.cu"},
     .equivalence_tests = {"tests/equivalence/rows_test.cpp"},
 };
 

@@ -23,7 +23,7 @@ constexpr int kMostStages = 4;
 constexpr int kHeldChunks = 2 * kStageChunks;  // of the rows' K values that a thread keeps in registers
 constexpr int kRowPadding = 32;       // elements: neighbouring rows begin half of the banks apart
 constexpr int kLanePadding = 8;       // elements behind the values of one of the 16 lanes of a sum of squares
-constexpr int kNormChunks = 8;        // 16-byte pieces of a row that a thread norms at most
+constexpr int kMostPieces = 8;        // 16-byte pieces of a row that a thread norms
 
 enum class Input { rows, normed, added_and_normed };
 enum class Output { rows, activated, rotated_and_appended };
@@ -156,11 +156,14 @@ struct NormMemory {
   float* inverse;                       // [rows]
 };
 
-// The rows that a product reads, normed; before that, where `x` is there, residual + norm(x). Each row by a power of two of warps.
-__device__ void norm_rows(const Launch& launch, const Phase& phase, const NormMemory& memory) {
+__host__ __device__ inline int warps_of_row(int rows) { return rows <= 1 ? 8 : rows <= 2 ? 4 : rows <= 4 ? 2 : 1; }
+
+// The rows that a product reads, normed; before that, where `x` is there, residual + norm(x). Each row by warps_of_row, kPieces pieces a thread.
+template <int kPieces>
+__device__ __forceinline__ void norm_rows(const Launch& launch, const Phase& phase, const NormMemory& memory) {
   const DecodeProjectionsArguments& a = launch.a;
-  const int warps_of_row = a.rows <= 1 ? 8 : a.rows <= 2 ? 4 : a.rows <= 4 ? 2 : 1;
-  const int row = threadIdx.x / 32 / warps_of_row, thread = threadIdx.x % (32 * warps_of_row), threads = 32 * warps_of_row;
+  const int threads = 32 * warps_of_row(a.rows);
+  const int row = threadIdx.x / threads, thread = threadIdx.x % threads;
   const bool here = row < a.rows;
   const int lane_stride = a.hidden / kLanes + kLanePadding;
   Bfloat16* const lanes = memory.lanes + static_cast<std::size_t>(row) * kLanes * lane_stride;
@@ -170,7 +173,7 @@ __device__ void norm_rows(const Launch& launch, const Phase& phase, const NormMe
   };
   const auto each_piece = [&](auto&& work) {
 #pragma unroll
-    for (int i = 0; i < kNormChunks; ++i) {
+    for (int i = 0; i < kPieces; ++i) {
       const int chunk = thread + i * threads;
       if (here && chunk < a.hidden / 8) work(i, chunk);
     }
@@ -184,7 +187,7 @@ __device__ void norm_rows(const Launch& launch, const Phase& phase, const NormMe
     if (here && thread < kLanes) {
       const Bfloat16* const mine = lanes + thread * lane_stride;
       float sum = 0.0f;
-#pragma unroll 4
+#pragma unroll 8
       for (int i = 0; i < a.hidden / kLanes; i += 8) {
         Piece piece;
         piece.vector = *reinterpret_cast<const uint4*>(mine + i);
@@ -201,11 +204,11 @@ __device__ void norm_rows(const Launch& launch, const Phase& phase, const NormMe
     return memory.inverse[here ? row : 0];
   };
 
-  Piece kept[kNormChunks];
+  Piece kept[kPieces];
   each_piece([&](int i, int chunk) { kept[i].vector = load_uncached(phase.residual + static_cast<std::size_t>(row) * a.hidden + chunk * 8); });
   const Bfloat16* norm = memory.norms + static_cast<std::size_t>(phase.first_norm) * a.hidden;
   if (phase.input == Input::added_and_normed) {
-    Piece added[kNormChunks];
+    Piece added[kPieces];
     each_piece([&](int i, int chunk) {
       added[i].vector = load_uncached(phase.x + static_cast<std::size_t>(row) * a.hidden + chunk * 8);
       to_lanes(added[i], chunk);
@@ -339,7 +342,13 @@ __global__ void __launch_bounds__(kThreads, 1) decode_projections_kernel(const _
     const Phase& phase = launch.phases[index];
     if (index > 0) meet(a.arrivals + index);
     wait_copies<kStages>();  // the norm weights, which every thread has copied a part of
-    if (phase.input != Input::rows) norm_rows(launch, phase, memory);
+    if (phase.input != Input::rows) {
+      const int threads = 32 * warps_of_row(a.rows), pieces = (a.hidden / 8 + threads - 1) / threads;
+      if (pieces <= 1) norm_rows<1>(launch, phase, memory);
+      else if (pieces <= 2) norm_rows<2>(launch, phase, memory);
+      else if (pieces <= 4) norm_rows<4>(launch, phase, memory);
+      else norm_rows<kMostPieces>(launch, phase, memory);
+    }
 
     const int chunks = phase.in / kChunk, begin = chunks * warp / kWarps, count = chunks * (warp + 1) / kWarps - begin;
     const Bfloat16* const x = phase.input == Input::rows ? phase.x + static_cast<std::size_t>(group) * phase.in + begin * kChunk + quarter * 8
@@ -454,8 +463,7 @@ bool decode_projections_cover(int rows, int hidden, int heads, int head_dim, int
   // A warp has a share of every product; tiles are whole; a row's lanes are whole 16-byte pieces.
   if (hidden % 128 != 0 || width % kChunk != 0 || intermediate % kChunk != 0 || head_dim % kTileRows != 0) return false;
   if (hidden < kWarps * kChunk || width < kWarps * kChunk || intermediate < kWarps * kChunk) return false;
-  const int warps_of_row = rows <= 1 ? 8 : rows <= 2 ? 4 : rows <= 4 ? 2 : 1;
-  if (hidden / 8 > kNormChunks * 32 * warps_of_row) return false;
+  if (hidden / 8 > kMostPieces * 32 * warps_of_row(rows)) return false;
   DecodeProjectionsArguments a;
   a.rows = rows;
   a.hidden = hidden;
