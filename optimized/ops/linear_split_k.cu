@@ -17,6 +17,7 @@ constexpr int kThreads = kWarps * 32;
 constexpr int kChunk = 32;         // K values of one rounded addition: two tensor-core steps
 constexpr int kFragmentOutputs = 16, kFragmentRows = 8;  // of mma.m16n8k16, weights as its A and rows as its B
 constexpr int kMostRows = 64;
+constexpr int kManyRowFragments = 4;  // from here on rows are requested a chunk ahead
 
 // Weights are read once: they need not stay in the first-level cache, where the rows are.
 __device__ __forceinline__ uint4 load_once(const Bfloat16* address) {
@@ -45,38 +46,65 @@ __global__ void __launch_bounds__(kThreads)
   const uint4 zero = make_uint4(0, 0, 0, 0);
 
   float sums[kOutputFragments][kRowFragments][4] = {};
-  for (int first = begin; first < end; first += kUnroll) {
-    uint4 w[kUnroll][kOutputFragments][2];
+  const auto load_weights = [&](uint4(&w)[kOutputFragments][2], int chunk) {
+    const int k = chunk * kChunk + quarter * 8;
+    const bool inside = chunk < end && k < in;
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const int k = (first + u) * kChunk + quarter * 8;
-      const bool inside = first + u < end && k < in;
+    for (int o = 0; o < kOutputFragments; ++o) {
 #pragma unroll
-      for (int o = 0; o < kOutputFragments; ++o) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int output = output0 + o * kFragmentOutputs + half * 8 + group;
-          w[u][o][half] = inside && output < out ? load_once(weight + static_cast<std::size_t>(output) * in + k) : zero;
-        }
+      for (int half = 0; half < 2; ++half) {
+        const int output = output0 + o * kFragmentOutputs + half * 8 + group;
+        w[o][half] = inside && output < out ? load_once(weight + static_cast<std::size_t>(output) * in + k) : zero;
       }
     }
+  };
+  const auto load_row = [&](int r, int chunk) {
+    const int k = chunk * kChunk + quarter * 8, row = r * kFragmentRows + group;
+    return chunk < end && k < in && row < rows ? __ldg(reinterpret_cast<const uint4*>(x + static_cast<std::size_t>(row) * x_stride + k)) : zero;
+  };
+  const auto add_chunk = [&](const uint4(&w)[kOutputFragments][2], const uint4& v, int r) {
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      if (first + u >= end) break;
-      const int k = (first + u) * kChunk + quarter * 8;
+    for (int o = 0; o < kOutputFragments; ++o) {
+      const uint4 &low = w[o][0], &high = w[o][1];
+      float part[4] = {};
+      multiply_add(part, low.x, high.x, low.y, high.y, v.x, v.y);
+      multiply_add(part, low.z, high.z, low.w, high.w, v.z, v.w);
 #pragma unroll
-      for (int r = 0; r < kRowFragments; ++r) {
-        const int row = r * kFragmentRows + group;
-        const uint4 v = k < in && row < rows ? __ldg(reinterpret_cast<const uint4*>(x + static_cast<std::size_t>(row) * x_stride + k)) : zero;
+      for (int e = 0; e < 4; ++e) sums[o][r][e] = __fadd_rn(sums[o][r][e], part[e]);
+    }
+  };
+  if constexpr (kRowFragments >= kManyRowFragments) {
+    // The rows outweigh the weights: both of the next chunk are on their way while this one is multiplied.
+    uint4 next_weights[kOutputFragments][2], next_rows[kRowFragments];
+    const auto load = [&](int chunk) {
+      load_weights(next_weights, chunk);
 #pragma unroll
-        for (int o = 0; o < kOutputFragments; ++o) {
-          const uint4 &low = w[u][o][0], &high = w[u][o][1];
-          float part[4] = {};
-          multiply_add(part, low.x, high.x, low.y, high.y, v.x, v.y);
-          multiply_add(part, low.z, high.z, low.w, high.w, v.z, v.w);
+      for (int r = 0; r < kRowFragments; ++r) next_rows[r] = load_row(r, chunk);
+    };
+    load(begin);
+    for (int chunk = begin; chunk < end; ++chunk) {
+      uint4 w[kOutputFragments][2], v[kRowFragments];
 #pragma unroll
-          for (int e = 0; e < 4; ++e) sums[o][r][e] = __fadd_rn(sums[o][r][e], part[e]);
-        }
+      for (int o = 0; o < kOutputFragments; ++o) {
+        w[o][0] = next_weights[o][0];
+        w[o][1] = next_weights[o][1];
+      }
+#pragma unroll
+      for (int r = 0; r < kRowFragments; ++r) v[r] = next_rows[r];
+      load(chunk + 1);
+#pragma unroll
+      for (int r = 0; r < kRowFragments; ++r) add_chunk(w, v[r], r);
+    }
+  } else {
+    for (int first = begin; first < end; first += kUnroll) {
+      uint4 w[kUnroll][kOutputFragments][2];
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) load_weights(w[u], first + u);
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        if (first + u >= end) break;
+#pragma unroll
+        for (int r = 0; r < kRowFragments; ++r) add_chunk(w[u], load_row(r, first + u), r);
       }
     }
   }
@@ -115,6 +143,14 @@ void launch(const Bfloat16* x, int x_stride, const Bfloat16* weight, Output* y, 
   LOOPGAUGE_CUDA_CHECK_LAUNCH("linear_split_k");
 }
 
+// Few outputs in smaller pieces, so that there are blocks for all multiprocessors.
+template <int kRowFragments, class Output>
+void launch_many(const Bfloat16* x, int x_stride, const Bfloat16* weight, Output* y, int rows, int in, int out, cudaStream_t stream) {
+  constexpr int kMultiprocessors = 132;
+  if (out <= kMultiprocessors * kFragmentOutputs) launch<1, kRowFragments, 1>(x, x_stride, weight, y, rows, in, out, stream);
+  else launch<2, kRowFragments, 1>(x, x_stride, weight, y, rows, in, out, stream);
+}
+
 template <class Output>
 void split_k(const Bfloat16* x, int x_stride, const Bfloat16* weight, Output* y, int rows, int in, int out, cudaStream_t stream) {
   for (int row = 0; row < rows; row += kMostRows) {
@@ -126,9 +162,9 @@ void split_k(const Bfloat16* x, int x_stride, const Bfloat16* weight, Output* y,
     } else if (count <= 16) {
       launch<1, 2, 8>(from, x_stride, weight, to, count, in, out, stream);
     } else if (count <= 32) {
-      launch<2, 4, 4>(from, x_stride, weight, to, count, in, out, stream);
+      launch_many<4>(from, x_stride, weight, to, count, in, out, stream);
     } else {
-      launch<2, 8, 1>(from, x_stride, weight, to, count, in, out, stream);
+      launch_many<8>(from, x_stride, weight, to, count, in, out, stream);
     }
   }
 }
