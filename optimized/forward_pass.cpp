@@ -71,7 +71,7 @@ void ForwardPass::stage(const RowBatch& batch, PinnedArena& arena) {
     numbers->reserve<std::int32_t>(rows);
   }
   for (GrowableBuffer* kind : {&dense_rows_, &reference_rows_, &sparse_rows_}) kind->reserve<QueryRow>(decode_rows);
-  const std::vector<PrefillTile> tiles = make_prefill_tiles(batch.segments);
+  const std::vector<PrefillTile> tiles = make_prefill_tiles(batch.segments, shape_.heads);
   tile_count_ = static_cast<int>(tiles.size());
   tiles_.upload<PrefillTile>(tiles, arena, stream);
 

@@ -516,7 +516,7 @@ class StepBench {
     for (const RowBatch& batch : prefill.batches) {
       std::vector<std::int32_t> positions;
       for (const RowSource& row : batch.rows) positions.push_back(row.position);
-      const std::vector<PrefillTile> tiles = make_prefill_tiles(batch.segments);
+      const std::vector<PrefillTile> tiles = make_prefill_tiles(batch.segments, model_.heads);
       AttentionPrefillArguments& arguments = attention.emplace_back();
       arguments.kv = kv.view();
       arguments.q = x.as<Bfloat16>();
@@ -567,7 +567,7 @@ class StepBench {
       std::vector<PrefillSegment> segments;
       for (int i = 0; i < requests; ++i)
         segments.push_back({state.slots[static_cast<std::size_t>(i)], loop, state.encoded, i * kGroupSize, kGroupSize});
-      const std::vector<PrefillTile> tiles = make_prefill_tiles(segments);
+      const std::vector<PrefillTile> tiles = make_prefill_tiles(segments, model_.heads);
       AttentionPrefillArguments arguments;
       arguments.kv = state.kv->view();
       arguments.q = q.as<Bfloat16>();

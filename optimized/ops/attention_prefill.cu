@@ -358,13 +358,22 @@ void launch(const AttentionPrefillArguments& arguments, bool encoded_tiles_only,
 
 }  // namespace
 
-std::vector<PrefillTile> make_prefill_tiles(std::span<const PrefillSegment> segments) {
+std::vector<PrefillTile> make_prefill_tiles(std::span<const PrefillSegment> segments, int heads) {
+  // Half a tile takes 0.7 of the time of a whole one, alone on a multiprocessor as both are.
+  constexpr int kMultiprocessors = 132;
+  const auto tiles_of = [&](int tile_rows) {
+    int count = 0;
+    for (const PrefillSegment& segment : segments) count += (segment.row_count + tile_rows - 1) / tile_rows;
+    return count;
+  };
+  const int tile_rows = tiles_of(kPrefillTileRows / 2) * heads <= kMultiprocessors ? kPrefillTileRows / 2 : kPrefillTileRows;
   std::vector<PrefillTile> tiles;
+  tiles.reserve(static_cast<std::size_t>(tiles_of(tile_rows)));
   for (const PrefillSegment& segment : segments) {
-    for (int row = 0; row < segment.row_count; row += kPrefillTileRows) {
+    for (int row = 0; row < segment.row_count; row += tile_rows) {
       PrefillTile tile = segment;
       tile.row_begin = segment.row_begin + row;
-      tile.row_count = std::min(kPrefillTileRows, segment.row_count - row);
+      tile.row_count = std::min(tile_rows, segment.row_count - row);
       tiles.push_back(tile);
     }
   }

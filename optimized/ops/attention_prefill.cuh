@@ -13,7 +13,7 @@
 
 namespace loopgauge::optimized {
 
-inline constexpr int kPrefillTileRows = 128;
+inline constexpr int kPrefillTileRows = 128;  // at most
 
 // Query rows row_begin..row_begin + row_count of one request, ascending positions.
 struct PrefillSegment {
@@ -26,8 +26,9 @@ struct PrefillSegment {
 };
 using PrefillTile = PrefillSegment;  // at most kPrefillTileRows rows
 
-// Cuts segments into tiles, in order; the result does not depend on the cut.
-std::vector<PrefillTile> make_prefill_tiles(std::span<const PrefillSegment> segments);
+// Cuts segments into tiles, in order: of kPrefillTileRows rows, or of half as many where that leaves no multiprocessor with two tiles. The result
+// of attention does not depend on the cut.
+std::vector<PrefillTile> make_prefill_tiles(std::span<const PrefillSegment> segments, int heads);
 
 struct AttentionPrefillArguments {
   KvView kv;

@@ -24,6 +24,13 @@ inline constexpr int kTileBytes = kPageTokens* kHeadDim * static_cast<int>(sizeo
 template <int kHeadDim>
 inline constexpr int kSharedBytes = kStages * 2 * kTileBytes<kHeadDim> + kSwizzleBytes;  // the start is rounded up
 
+// A value that every lane of the warp holds, which the compiler cannot know: what follows from it then stands in uniform registers, where the
+// operands of warpgroup products are wanted.
+template <class T>
+__device__ __forceinline__ T uniform(T value) {
+  return __shfl_sync(~0u, value, 0);
+}
+
 // --- barriers, copies ---
 
 __device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
@@ -322,7 +329,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_prefill_wgmma_kernel(At
   const PrefillTile tile = arguments.tiles[arguments.tile_count - 1 - blockIdx.y];  // longest histories start first
   if (tile.encoded_frontier > 0) return;
   const int head = static_cast<int>(blockIdx.x), layer = arguments.layer, thread = static_cast<int>(threadIdx.x);
-  const std::uint32_t stages = (shared_address(unaligned_stages) + kSwizzleBytes - 1) / kSwizzleBytes * kSwizzleBytes;
+  const std::uint32_t stages = uniform((shared_address(unaligned_stages) + kSwizzleBytes - 1) / kSwizzleBytes * kSwizzleBytes);
   const auto stage_of = [&](int page) { return stages + static_cast<std::uint32_t>(page % kStages * 2 * kTileBytes<kHeadDim>); };
 
   if (thread < kGroups) {
@@ -348,7 +355,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_prefill_wgmma_kernel(At
   __syncthreads();
   const int last = max(last_position[0], last_position[1]);
   if (last < 0) return;
-  const int pages = last / kPageTokens + 1;
+  const int pages = uniform(last / kPageTokens + 1);
 
   if (thread >= kGroups * kGroupThreads) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
@@ -378,7 +385,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_prefill_wgmma_kernel(At
   }
 
   asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-  const int group = thread / kGroupThreads, warp = thread % kGroupThreads / 32, lane = thread % 32;
+  const int group = uniform(thread / kGroupThreads), warp = thread % kGroupThreads / 32, lane = thread % 32;
   const auto release = [&](int page) {
     __syncwarp();
     if (lane == 0) barrier_arrive(&emptied[page % kStages]);
@@ -387,7 +394,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_prefill_wgmma_kernel(At
 
   const int rows[2] = {group * kGroupRows + warp * 16 + lane / 4, group * kGroupRows + warp * 16 + lane / 4 + 8};
   const int row_position[2] = {positions[rows[0]], positions[rows[1]]};
-  const int own_pages = last_position[group] < 0 ? 0 : last_position[group] / kPageTokens + 1, first = first_position[group];
+  const int own_pages = uniform(last_position[group] < 0 ? 0 : last_position[group] / kPageTokens + 1), first = first_position[group];
   std::uint32_t q[kHeadDim / 16][4];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {

@@ -11,7 +11,7 @@ namespace loopgauge::optimized {
 // Shapes and layouts: gate_up [rows, 2 * intermediate] BF16, gate in the first half of a row and up in the second; output
 //   [rows, intermediate] BF16.
 // Requires: intermediate % 8 == 0; 16-byte aligned rows.
-// Numerics: bit-exact: bf16(bf16(silu(gate)) * up), silu evaluated in binary64 and rounded to FP32 once.
+// Numerics: bit-exact: bf16(bf16(silu(gate)) * up), silu as in binary64 and rounded to FP32 once; binary32 where its error cannot change the bits.
 // Determinism: element-wise.
 // Launch: one thread for 8 outputs, 256 threads a block.
 // Traffic: reads gate_up once, writes output once.

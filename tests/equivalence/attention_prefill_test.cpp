@@ -48,8 +48,11 @@ std::vector<std::int32_t> active_rows(const History& history, int loop, int begi
   return positions;
 }
 
-// All of `parts` in one launch, a segment each, cut into tiles as the runtime cuts them; their outputs one after the other.
-std::vector<std::uint16_t> run(History& history, int layer, std::span<const Rows> parts, Fault fault = Fault::none) {
+// With so many heads a launch is cut into whole tiles; with the few of a test's model, into halves.
+constexpr int kManyHeads = 1024;
+
+// All of `parts` in one launch, a segment each, cut into tiles as for `heads` heads; their outputs one after the other.
+std::vector<std::uint16_t> run(History& history, int layer, std::span<const Rows> parts, Fault fault = Fault::none, int heads = kManyHeads) {
   optimized::DeviceAllocator& allocator = history.allocator();
   std::vector<optimized::PrefillSegment> segments;
   std::vector<std::int32_t> all_positions;
@@ -62,7 +65,7 @@ std::vector<std::uint16_t> run(History& history, int layer, std::span<const Rows
     all_q.insert(all_q.end(), rows.q.begin(), rows.q.end());
     encoded |= rows.frontier > 0;
   }
-  const auto tiles = optimized::make_prefill_tiles(segments);
+  const auto tiles = optimized::make_prefill_tiles(segments, heads);
   DeviceArray<optimized::PrefillTile> device_tiles(allocator, tiles);
   DeviceArray<std::uint16_t> q(allocator, all_q), output(allocator, all_q.size());
   DeviceArray<std::int32_t> positions(allocator, all_positions);
@@ -79,8 +82,8 @@ std::vector<std::uint16_t> run(History& history, int layer, std::span<const Rows
                                history.stream());
   return output.download();
 }
-std::vector<std::uint16_t> run(History& history, int layer, const Rows& rows, Fault fault = Fault::none) {
-  return run(history, layer, std::span(&rows, 1), fault);
+std::vector<std::uint16_t> run(History& history, int layer, const Rows& rows, Fault fault = Fault::none, int heads = kManyHeads) {
+  return run(history, layer, std::span(&rows, 1), fault, heads);
 }
 
 void compare(History& history, const Rows& rows, int layer, ErrorCheck& check) {
@@ -197,6 +200,7 @@ TEST(AttentionPrefillDevice, AnyRowsHaveTheBitsOfTheWholePrompt) {
     compare(history, all, 1, check);
     check.expect_within("attention_prefill, whole prompt, head_dim " + std::to_string(head_dim), output_tolerance().differing_share);
     const auto whole = run(history, 1, all);
+    EXPECT_EQ(run(history, 1, all, Fault::none, history.model().heads), whole);
     const auto width = static_cast<std::size_t>(history.model().projection_width());
     for (const int step : {1, 2, 3}) {
       for (const int count : {1, 63, 64, 65, 127, 128, 129}) {
@@ -236,6 +240,19 @@ TEST(AttentionPrefillDevice, WindowsInOneLaunchHaveTheBitsOfEachAlone) {
       place += static_cast<std::ptrdiff_t>(alone.size());
     }
   }
+}
+
+TEST(PrefillTiles, AreHalvesOnlyWhereThatLeavesNoMultiprocessorWithTwo) {
+  const std::vector<optimized::PrefillSegment> segments{{0, 1, 0, 0, 130}, {1, 2, 64, 130, 63}};
+  const auto rows = [&](int heads) {
+    std::vector<std::pair<int, int>> cut;
+    for (const optimized::PrefillTile& tile : optimized::make_prefill_tiles(segments, heads)) cut.emplace_back(tile.row_begin, tile.row_count);
+    return cut;
+  };
+  using Cut = std::vector<std::pair<int, int>>;
+  EXPECT_EQ(rows(33), (Cut{{0, 64}, {64, 64}, {128, 2}, {130, 63}}));
+  EXPECT_EQ(rows(34), (Cut{{0, 128}, {128, 2}, {130, 63}}));
+  EXPECT_TRUE(optimized::make_prefill_tiles({}, 16).empty());
 }
 
 TEST(AttentionPrefillDevice, PaddingRowsAreLeftAlone) {
