@@ -21,17 +21,17 @@ TransportFactory transport_by_name(std::string_view name) {
 
 }  // namespace
 
-void require_handoff_transport(std::string_view transport) {
-  if (!transport.empty()) transport_by_name(transport);
+void require_handoff_transport(std::string_view transport, std::string_view executor) {
+  if (transport.empty()) return;
+  transport_by_name(transport);
+  if (executor == "reference" && transport != "host")
+    throw ConfigError("transport '" + std::string(transport) + "' moves device memory, which the reference executor has none of: use host");
 }
 
 std::unique_ptr<Executor> make_executor(std::string_view name, const Checkpoint& checkpoint, std::string_view transport) {
+  require_handoff_transport(transport, name);
   if (name == "reference") {
-    const TransportFactory factory = transport_by_name(transport.empty() ? "host" : transport);
-    if (!transport.empty() && transport != "host") {
-      throw ConfigError("transport '" + std::string(transport) + "' moves device memory, which the reference executor has none of: use host");
-    }
-    return make_handoff_executor([&checkpoint] { return reference::make_reference_executor(checkpoint); }, factory);
+    return make_handoff_executor([&checkpoint] { return reference::make_reference_executor(checkpoint); }, make_host_transport);
   }
   if (name == "optimized") {
     const TransportFactory factory = transport_by_name(transport.empty() ? "device" : transport);

@@ -15,7 +15,7 @@ namespace loopgauge::harness {
 // word and for device memory of the reference; a device that is not there is refused when the first plan of handoffs begins.
 std::unique_ptr<Executor> make_executor(std::string_view name, const Checkpoint& checkpoint, std::string_view transport = {});
 
-// Throws ConfigError listing the words; empty is one.
-void require_handoff_transport(std::string_view transport);
+// Throws ConfigError for a word that is none of the above, and for one that the executor of that name cannot use; empty is for every executor.
+void require_handoff_transport(std::string_view transport, std::string_view executor);
 
 }  // namespace loopgauge::harness

@@ -44,7 +44,7 @@ std::filesystem::path trace_path(const std::string& name) {
 
 CaseSelectionOptions::CaseSelectionOptions(CLI::App& command) {
   CLI::Option* set = command.add_option(
-      "--set", set_, "Traces: smoke, ci, full, modes, speculation, speculation-long, pd, quality, or a set file (a path with '/' or ending in .txt)");
+      "--set", set_, "Traces: smoke, ci, full, modes, speculation, speculation-long, pd, pd-ci, quality, or a set file (a path with '/' or ending in .txt)");
   set->type_name("SET")->capture_default_str();
   command.add_option("--traces", traces_, "Trace files instead of a set")->type_name("FILE")->excludes(set);
   command

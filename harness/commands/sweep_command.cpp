@@ -130,7 +130,7 @@ constexpr int kMostDefaultLanes = 4;
 void select_executors(Sweep& sweep, int jobs, int device_jobs, const std::string& transport) {
   const optimized::DeviceStatus device = optimized::device_status();
   sweep.executors.device = device.description;
-  require_handoff_transport(transport);
+  require_handoff_transport(transport, sweep.request.executors == ExecutorChoice::reference ? "reference" : "optimized");
   if (sweep.request.executors == ExecutorChoice::optimized && !device.available) {
     throw UnsupportedError("--executor optimized: " + device.description + "; --executor reference needs no device");
   }
@@ -172,6 +172,7 @@ ReportMeta make_meta(const Sweep& sweep, const SweepOptions& options, const Case
   nlohmann::json configuration{{"repeat_with_taps", request.runner.repeat_with_taps}, {"reference_profile", "declared"}};
   if (request.runner.measure != Measure::everything) configuration["measure"] = to_string(request.runner.measure);
   if (request.runner.time_runs > 0) configuration["time_runs"] = request.runner.time_runs;
+  if (!options.transport.empty()) configuration["handoff_transport"] = options.transport;
   meta.configuration = configuration.dump();
   meta.command_line = command_line();
   meta.seed = std::to_string(options.seed);

@@ -53,6 +53,18 @@ TEST(List, TheCiSetCoversExitsByThresholdAndByTrace) {
   EXPECT_FALSE(list({"--set", "ci", "--filter", "*:exit=threshold*/*"}).empty());
 }
 
+// What is handed off is everything that `ci` replays.
+TEST(List, TheHandoffsOfTheCiSetAreItsCasesWithAHandoff) {
+  std::vector<std::string> expected;
+  for (const std::string& id : list({"--set", "ci"})) {
+    Case value = parse_case_id(id);
+    value.mode.pd = true;
+    expected.push_back(case_id(value));
+  }
+  EXPECT_EQ(list({"--set", "pd-ci"}), expected);
+  EXPECT_EQ(expected.size(), 480u);
+}
+
 TEST(List, FiltersAreAlternatives) {
   const auto serial = list({"--filter", "serial/t0s0q0/*"});
   const auto both = list({"--filter", "serial/t0s0q0/*", "split/t0s0q0/*"});

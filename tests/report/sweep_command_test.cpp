@@ -51,6 +51,10 @@ TEST_F(SweepCommand, BadRequestsHaveTheirExitCodesAndLeaveNoReport) {
   EXPECT_EQ(sweep({"--output", "xml"}).exit_code, 2);
   EXPECT_EQ(sweep({"--mutant", "unheard_of"}).exit_code, 2);
   EXPECT_EQ(sweep({"--unknown-flag"}).exit_code, 2);
+  EXPECT_EQ(sweep({"--handoff-transport", "pigeon"}).exit_code, 2);
+  const ProcessResult transport = sweep({"--executor", "reference", "--handoff-transport", "device"});
+  EXPECT_EQ(transport.exit_code, 2) << transport.out;
+  EXPECT_NE(transport.err.find("which the reference executor has none of"), std::string::npos) << transport.err;
   for (const char* executor : {"reference", "both"}) {
     const ProcessResult result = sweep({"--mutant", "stale_reference_slot", "--executor", executor});
     EXPECT_EQ(result.exit_code, 4) << result.out << result.err;
