@@ -89,6 +89,7 @@ class CudaRun::HandoffTarget final : public handoff::Target {
   };
   KvLayout layout_for(const RequestState& s, const handoff::Descriptor& descriptor, std::span<const handoff::Region> regions) const;
   std::string arrival_fault(Reservation& reservation, std::span<const handoff::RegionSummary> summaries, handoff::ActivityMaps& maps);
+  void forget(Reservation& reservation, std::span<const handoff::RegionSummary> summaries);
   void enter(RequestState& s, Reservation& reservation, const handoff::ActivityMaps& maps);
   void scatter(const RequestState& s, Reservation& reservation, const handoff::ActivityMaps& maps);
   static std::size_t held_bytes(const Reservation& reservation);

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "models/error.hpp"
+#include "models/handoff/planted_fault.hpp"
 #include "optimized/cuda_run_handoff.hpp"
 #include "optimized/runtime/device_guard.hpp"
 
@@ -150,6 +151,8 @@ void CudaRun::HandoffTarget::activate(int request, std::span<const handoff::Regi
   if (const std::string fault = arrival_fault(reservation, summaries, maps); !fault.empty()) {
     throw HandoffError("handoff of " + s.name() + " not activated: " + fault);
   }
+  forget(reservation, summaries);
+  maps = handoff::planted_activity(run_.options_.fault, reservation.descriptor, reservation.regions, maps);
   enter(s, reservation, maps);
   scatter(s, reservation, maps);
   run_.pending_emissions_.push_back({&s, s.prompt_length - 1, run_.config_.loops()});
@@ -158,6 +161,18 @@ void CudaRun::HandoffTarget::activate(int request, std::span<const handoff::Regi
   run_.stream_.synchronize();  // the regions have been read
   bytes_ -= held_bytes(reservation);
   reservations_.erase(request);
+}
+
+// The planted faults: what a receiver without checks would go on with.
+void CudaRun::HandoffTarget::forget(Reservation& reservation, std::span<const handoff::RegionSummary> summaries) {
+  RegionMemory& memory = reservation.memory;
+  std::byte* const base = memory.device.as<std::byte>();
+  for (const auto& [region, begin] : handoff::forgotten_bytes(run_.options_.fault, reservation.regions, summaries)) {
+    LOOPGAUGE_CUDA_CHECK(cudaMemsetAsync(base + memory.offsets[region] + begin, 0, reservation.regions[region].capacity - begin, run_.stream_));
+  }
+  for (const auto& [from, to, bytes] : handoff::repeated_bytes(run_.options_.fault, reservation.regions)) {
+    LOOPGAUGE_CUDA_CHECK(cudaMemcpyAsync(base + memory.offsets[to], base + memory.offsets[from], bytes, cudaMemcpyDeviceToDevice, run_.stream_));
+  }
 }
 
 // As if the prompt had run here.

@@ -108,7 +108,7 @@ class ActivityMaps {
   std::string fault() const;
 
  private:
-  const Descriptor descriptor_;
+  Descriptor descriptor_;
   std::vector<std::uint8_t> last_loops_;  // [prompt_length] bit loop - 1
   bool bits_beyond_ = false;              // a word has a bit past its window
 };

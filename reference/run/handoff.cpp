@@ -7,6 +7,7 @@
 
 #include "models/error.hpp"
 #include "models/handoff/bytes.hpp"
+#include "models/handoff/planted_fault.hpp"
 #include "reference/kv/block_encoder.hpp"
 #include "reference/numeric/float16.hpp"
 #include "reference/run/delivery.hpp"
@@ -348,57 +349,21 @@ void HandoffTarget<P>::unpack(RequestState<P>& s, const Reservation& reservation
 // What a receiver without checks would do with bytes that are not those of this handoff.
 template <class P>
 void HandoffTarget<P>::plant_fault(Reservation& reservation, std::span<const handoff::RegionSummary> summaries) const {
-  const auto is_map = [](const Region& region) { return region.kind == RegionKind::validity || region.kind == RegionKind::activity; };
+  const Fault fault = run_.options.fault;
   const std::vector<Region>& regions = reservation.regions;
-  const auto forget = [&](std::size_t i, std::size_t from) {
-    std::fill(reservation.memory[i].begin() + static_cast<std::ptrdiff_t>(from), reservation.memory[i].end(), std::byte{0});
-  };
-  switch (run_.options.fault) {
-    case Fault::handoff_incomplete: {  // the second half of the last region of K and V
-      std::size_t last = regions.size() - 2;
-      while (!is_map(regions[last]) && summaries[last].bytes == 0) --last;
-      forget(last, static_cast<std::size_t>(summaries[last].bytes / 2));
-      return;
-    }
-    case Fault::handoff_without_rows:
-    case Fault::handoff_without_hidden:
-      for (std::size_t i = 0; i < regions.size(); ++i) {
-        if (regions[i].kind == (run_.planted(Fault::handoff_without_rows) ? RegionKind::rows : RegionKind::final_hidden)) forget(i, 0);
-      }
-      return;
-    case Fault::handoff_stale_parameters:
-      for (std::size_t i = regions.size(); i-- > 0;) {
-        if (regions[i].kind != RegionKind::parameters) continue;
-        for (std::size_t before = i; before-- > 0;) {
-          if (regions[before].kind != RegionKind::parameters || regions[before].loop != regions[i].loop) continue;
-          std::copy_n(reservation.memory[before].begin(), std::min(reservation.memory[before].size(), reservation.memory[i].size()),
-                      reservation.memory[i].begin());
-          break;
-        }
-      }
-      return;
-    case Fault::handoff_wrong_activity: {
-      handoff::ActivityMaps maps(reservation.descriptor), wrong(reservation.descriptor);
-      for (std::size_t i = 0; i < regions.size(); ++i) {
-        if (is_map(regions[i]))
-          maps.set_words(std::max(1, regions[i].loop), window_of(reservation.descriptor, regions[i].positions.begin),
-                         reservation.memory[i]);
-      }
-      for (const Region& region : regions) {  // as many rows of every range as before, so that the regions keep their sizes
-        if (region.loop != 4 || (region.kind != RegionKind::rows && region.kind != RegionKind::residual_payload)) continue;
-        const auto candidates = maps.rows(3, region.positions);
-        const std::size_t count = maps.rows(4, region.positions).size();
-        for (std::size_t at = candidates.size() - count; at < candidates.size(); ++at) wrong.set_active(4, candidates[at]);
-      }
-      for (std::size_t i = 0; i < regions.size(); ++i) {
-        if (regions[i].kind == RegionKind::activity && regions[i].loop == 4) {
-          reservation.memory[i] = wrong.words(4, window_of(reservation.descriptor, regions[i].positions.begin));
-        }
-      }
-      return;
-    }
-    default:
-      return;
+  std::vector<std::vector<std::byte>>& memory = reservation.memory;
+  for (const auto& [region, begin] : handoff::forgotten_bytes(fault, regions, summaries))
+    std::fill(memory[region].begin() + static_cast<std::ptrdiff_t>(begin), memory[region].end(), std::byte{0});
+  for (const auto& [from, to, bytes] : handoff::repeated_bytes(fault, regions)) std::copy_n(memory[from].begin(), bytes, memory[to].begin());
+  if (fault != Fault::handoff_wrong_activity) return;
+  handoff::ActivityMaps maps(reservation.descriptor);
+  for (std::size_t i = 0; i < regions.size(); ++i) {
+    if (is_bitmap(regions[i]))
+      maps.set_words(std::max(1, regions[i].loop), window_of(reservation.descriptor, regions[i].positions.begin), memory[i]);
+  }
+  const handoff::ActivityMaps wrong = handoff::planted_activity(fault, reservation.descriptor, regions, maps);
+  for (std::size_t i = 0; i < regions.size(); ++i) {
+    if (regions[i].kind == RegionKind::activity) memory[i] = wrong.words(regions[i].loop, window_of(reservation.descriptor, regions[i].positions.begin));
   }
 }
 

@@ -2,6 +2,9 @@
 // Handoffs of the CUDA executor: whatever is decoded after one has the bits of the same executor without it, the regions are those of the
 // reference's layout, and nothing that is incomplete or damaged is activated.
 #include "harness/handoff/handoff_executor.hpp"
+
+#include <algorithm>
+
 #include "harness/handoff/local_transport.hpp"
 #include "models/error.hpp"
 #include "optimized/device_copies.hpp"
@@ -249,6 +252,33 @@ TEST_F(CudaHandoffTest, FailuresAndCancelsOnEitherSideChangeNothingElse) {
       const RunRecord handed = replay(*over_device_, plan, undisturbed, config, {.record = RecordGroups::all()});
       expect_identical(whole, handed, config.window(), what);
       EXPECT_EQ(describe(handed.held_at_drain), "") << what;
+    }
+  }
+}
+
+// Planted after the checks of the receiver, which let none of this through; whether a sweep finds them: tests/harness_cli/mode_sweep_test.
+TEST_F(CudaHandoffTest, PlantedFaultsShowWhereTheyCanAct) {
+  Trace trace = shipped("four");
+  trace.requests.erase(trace.requests.begin(), trace.requests.end() - 1);  // several windows and blocks, and a tail
+  for (const Setting& setting : kAllPolicies) {
+    const EffectiveConfig config = config_of(setting);
+    const RunRecord sound = run(*over_device_, trace, config, {.record = RecordGroups::all()}, "pd");
+    for (const FaultInfo& info : planted_faults()) {
+      if (info.mode != "pd") continue;
+      EXPECT_TRUE(info.in_optimized) << info.name;
+      const auto regions = [&](std::string_view kind) {
+        const auto& all = sound.handoffs.at(0).regions;
+        return std::count_if(all.begin(), all.end(), [&](const HandoffRegion& region) { return region.kind == kind && region.loop == 1; });
+      };
+      const bool can_act = info.fault == Fault::handoff_without_rows       ? regions("rows") > 0
+                           : info.fault == Fault::handoff_stale_parameters ? regions("parameters") > 1
+                           : info.fault == Fault::handoff_wrong_activity   ? config.selects_tokens()
+                                                                           : true;
+      for (Executor* executor : {over_device_.get(), over_host_.get()}) {
+        const RunRecord faulty = run(*executor, trace, config, {.record = RecordGroups::all(), .fault = info.fault}, "pd");
+        EXPECT_NE(harness::compare_records(sound, faulty, config.window()).identical(), can_act) << info.name << ", " << text(setting);
+        EXPECT_EQ(describe(faulty.held_at_drain), "") << info.name << ", " << text(setting);
+      }
     }
   }
 }

@@ -3,6 +3,7 @@
 // the mode says, loses work, holds something or returns other bits does not.
 #include <functional>
 
+#include "harness/executor_by_name.hpp"
 #include "harness/io/digest.hpp"
 #include "harness/planner/planner.hpp"
 #include "harness/sweep/mode_checks.hpp"
@@ -392,6 +393,42 @@ TEST_P(ModeMutant, IsFoundInItsModeAndPlannedInNoOther) {
   }
   EXPECT_GT(detected, 0);
 }
+
+// A candidate whose bits are not promised, as the CUDA runtime: the comparison with the reference has to find what happened in a handoff, in every
+// setting in which it can. A second reference stands for it.
+class HandoffMutant : public ::testing::TestWithParam<FaultInfo> {};
+
+TEST_P(HandoffMutant, OfACandidateIsFoundByTheComparisonWithTheReference) {
+  Trace trace = test::trace_of({test::request(0, 210, 4), test::request(1, 90, 3)});  // two encoded blocks and a tail under `rolling`
+  trace.name = "handed";
+  ModeSweep sweep({trace}, {"pd"}, {"*/t0s0q0:*", "*/t1s0q0:*", "*/t1s1q0:*", "*/t0s1q1:fixed_prompt:*", "*/t1s1q1:rolling:*", "*/t1s0q1:streaming:*"});
+  const std::unique_ptr<Executor> candidate = make_executor("reference", sweep.checkpoint);
+  sweep.executors.optimized = {candidate.get()};
+  sweep.request.executors = ExecutorChoice::optimized;
+  sweep.request.mutant = GetParam().fault;
+  const Report report = sweep.run();
+  ASSERT_GE(report.cases.size(), 6u);
+  EXPECT_EQ(exit_code_of(verdict(report)), 1);
+  for (std::size_t i = 0; i < report.cases.size(); i += 2) {
+    const CaseResult &clean = report.cases[i], &mutant = report.cases[i + 1];
+    EXPECT_EQ(clean.executor, "optimized");
+    EXPECT_EQ(clean.status, CaseStatus::passed) << clean.id << ": " << clean.reason;
+    // `fixed_prompt` encodes all of the prompt: there are no other rows to be forgotten.
+    const bool acts = GetParam().fault != Fault::handoff_without_rows || clean.policy != "fixed_prompt";
+    EXPECT_EQ(status_of(mutant, kEqualsCleanCheck), acts ? "skipped" : "passed") << mutant.id << ": the fault acts, and that is no verdict";
+    EXPECT_EQ(mutant.status, acts ? CaseStatus::failed : CaseStatus::passed) << mutant.id << ": " << mutant.reason;
+  }
+}
+
+std::vector<FaultInfo> faults_of_handoffs() {
+  std::vector<FaultInfo> faults;
+  for (const FaultInfo& info : planted_faults()) {
+    if (info.mode == "pd" && info.in_optimized) faults.push_back(info);
+  }
+  return faults;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, HandoffMutant, ::testing::ValuesIn(faults_of_handoffs()), [](const auto& fault) { return std::string(fault.param.name); });
 
 INSTANTIATE_TEST_SUITE_P(All, ModeMutant, ::testing::ValuesIn(faults_of_modes()),
                          [](const auto& fault) { return std::string(fault.param.name); });
