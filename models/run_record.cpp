@@ -47,19 +47,19 @@ std::span<const RunCounterField> run_counter_fields() {
 
 std::string describe(const HeldResources& held) {
   std::string text;
-  const auto add = [&](std::int64_t count, std::string_view what) {
+  const auto add = [&](std::int64_t count, std::string_view one, std::string_view many) {
     if (count == 0) return;
-    text += (text.empty() ? "" : ", ") + std::to_string(count) + " " + std::string(what);
+    text += (text.empty() ? "" : ", ") + std::to_string(count) + " " + std::string(count == 1 ? one : many);
   };
-  add(held.requests, "request slots");
-  add(held.pages, "pages");
-  add(held.blocks, "sealed blocks");
-  add(held.references, "attention references");
-  add(held.hidden_windows, "windows of hidden rows");
-  add(held.snapshots, "snapshots");
-  add(held.leases, "leases of published windows");
-  add(held.tickets, "unread submissions");
-  add(held.transfers, "regions of handoffs");
+  add(held.requests, "request slot", "request slots");
+  add(held.pages, "page", "pages");
+  add(held.blocks, "sealed block", "sealed blocks");
+  add(held.references, "attention reference", "attention references");
+  add(held.hidden_windows, "window of hidden rows", "windows of hidden rows");
+  add(held.snapshots, "snapshot", "snapshots");
+  add(held.published_windows, "published window", "published windows");
+  add(held.tickets, "unread submission", "unread submissions");
+  add(held.transfers, "handoff region", "handoff regions");
   return text;
 }
 

@@ -132,7 +132,7 @@ struct HeldResources {
   std::int64_t references = 0;               // attention reference slots
   std::int64_t hidden_windows = 0;           // windows between their loops
   std::int64_t snapshots = 0;
-  std::int64_t leases = 0;                   // published windows in use by a request
+  std::int64_t published_windows = 0;        // in use by a request
   std::int64_t tickets = 0;                  // submissions whose result was not read
   std::int64_t transfers = 0;                // regions exported or reserved for a handoff
   bool operator==(const HeldResources&) const = default;

@@ -86,7 +86,7 @@ void CudaRun::release_storage(RequestState& s) {
   for (auto& window : s.windows) window.reset();
   kv_.close_request(s.slot);
   s.slot = -1;
-  s.leased_windows = 0;
+  s.held_windows = 0;
   s.row = DecodeRow{};
   s.complete_windows = s.committed = s.encoded = s.encoded_ahead = 0;
   s.unreadable = kNoPosition;

@@ -54,7 +54,7 @@ void CudaRun::reuse(RequestState& s, int windows) {
     reused_.push_back({s.index, found, publisher.index});
   }
   use_in_order(s, found);
-  s.complete_windows = s.leased_windows = found;
+  s.complete_windows = s.held_windows = found;
   counters_.reused_windows += found;
   // What is not there any more, because memory was needed, is computed as in a cold run.
   for (int window = found; window < windows; ++window) {

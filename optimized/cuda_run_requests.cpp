@@ -191,7 +191,7 @@ HeldResources CudaRun::held() const {
   held.references = references_ ? references_->in_use() : 0;
   for (const RequestState& s : requests_) {
     held.snapshots += !s.snapshot.empty();
-    held.leases += s.leased_windows;
+    held.published_windows += s.held_windows;
     held.hidden_windows += std::count_if(s.windows.begin(), s.windows.end(), [](const auto& window) { return window.has_value(); });
   }
   held.tickets = static_cast<std::int64_t>(in_flight_.size());

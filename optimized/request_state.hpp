@@ -67,7 +67,7 @@ struct RequestState {
   std::vector<int> begun_loops;                          // per window: the last loop that has been issued for a part of it
   std::vector<int> completed_loops;                      // per window: the last loop that has been issued for all of it
   int complete_windows = 0;                              // issued through their last loop
-  int leased_windows = 0;                                // published ones that the request reads
+  int held_windows = 0;                                  // published ones that the request reads
   int committed = 0;                                     // positions that have been issued through their last loop; 0 before the prompt is complete
   int encoded = 0;                                       // encoded frontier reached so far
   int encoded_ahead = 0;                                 // end of what is encoded beyond it beside its BF16 rows: for later rows of a round, before it

@@ -94,7 +94,7 @@ class HandoffExecutor final : public Executor {
     HeldResources& held = record.held_at_drain;
     const HeldResources& other = prompts.held_at_drain;
     held.requests += other.requests, held.pages += other.pages, held.blocks += other.blocks, held.references += other.references;
-    held.hidden_windows += other.hidden_windows, held.snapshots += other.snapshots, held.leases += other.leases,
+    held.hidden_windows += other.hidden_windows, held.snapshots += other.snapshots, held.published_windows += other.published_windows,
         held.tickets += other.tickets;
     held.transfers += other.transfers;
     for (std::size_t i = 0; i < record.requests.size(); ++i) {

@@ -117,34 +117,34 @@ void publish(RunContext<P>& run, RequestState<P>& s, int windows) {
 // The request begins with published windows, and its record with what a cold run would have observed (S-PFX-4).
 template <class P>
 void reuse(RunContext<P>& run, RequestState<P>& s, int windows) {
-  std::vector<PrefixLease<typename P::Real>> leases;
+  std::vector<HeldWindow<typename P::Real>> held_windows;
   for (int w = 0; w < windows; ++w) {
-    leases.push_back(run.prefixes.lease(identity_of(run, s, w)));
-    if (leases.back() == nullptr) throw InternalError(name(s) + " reuses window " + std::to_string(w) + ", which is not published");
+    held_windows.push_back(run.prefixes.hold(identity_of(run, s, w)));
+    if (held_windows.back() == nullptr) throw InternalError(name(s) + " reuses window " + std::to_string(w) + ", which is not published");
   }
   begin_request(run, s);
   RequestStorage<P>& h = *s.held;
   RequestRecord& record = s.record;
-  for (const auto& lease : leases) {
-    const PositionRange positions = lease->positions;
+  for (const auto& window : held_windows) {
+    const PositionRange positions = window->positions;
     const auto place = [&](const auto& from, auto& to, int width) {
       if (!from.empty()) std::copy(from.begin(), from.end(), to.begin() + static_cast<std::ptrdiff_t>(positions.begin) * width);
     };
-    h.kv.set_rows(published_form(run.config), positions, lease->kv);
-    place(lease->executed_loops, h.executed_loops, 1);
-    if (lease->block) {
-      h.blocks.push_back(*lease->block);
+    h.kv.set_rows(published_form(run.config), positions, window->kv);
+    place(window->executed_loops, h.executed_loops, 1);
+    if (window->block) {
+      h.blocks.push_back(*window->block);
       h.encoded = positions.end;
     }
-    for (std::size_t r = 0; r < kLoops; ++r) place(lease->hidden[r], record.hidden[r].data, run.model.hidden);
-    place(lease->gate, record.gate.data, kLoops);
+    for (std::size_t r = 0; r < kLoops; ++r) place(window->hidden[r], record.hidden[r].data, run.model.hidden);
+    place(window->gate, record.gate.data, kLoops);
     for (std::size_t at = 0; at < 2; ++at) {
-      place(lease->scores[at], record.scores[at], 1);
-      record.active[at].insert(record.active[at].end(), lease->active[at].begin(), lease->active[at].end());
+      place(window->scores[at], record.scores[at], 1);
+      record.active[at].insert(record.active[at].end(), window->active[at].begin(), window->active[at].end());
     }
   }
   std::fill_n(h.window_loops.begin(), windows, run.config.loops());
-  h.leases = std::move(leases);
+  h.held_windows = std::move(held_windows);
   run.counters.reused_windows += windows;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Published prompt windows by identity (S-PFX-1..5). A lease keeps a window that its store has let go of.
+// Published prompt windows by identity (S-PFX-1..5). Whoever holds a window keeps it when its store has let go of it.
 #pragma once
 
 #include <array>
@@ -27,7 +27,7 @@ struct PublishedWindow {
 };
 
 template <class Real>
-using PrefixLease = std::shared_ptr<const PublishedWindow<Real>>;
+using HeldWindow = std::shared_ptr<const PublishedWindow<Real>>;
 
 template <class Real>
 class PrefixStore {
@@ -37,7 +37,7 @@ class PrefixStore {
     windows_.emplace(identity, std::make_shared<const PublishedWindow<Real>>(std::move(window)));
   }
   // Null when nothing of this identity is published.
-  PrefixLease<Real> lease(const std::string& identity) const {
+  HeldWindow<Real> hold(const std::string& identity) const {
     const auto found = windows_.find(identity);
     return found == windows_.end() ? nullptr : found->second;
   }

@@ -77,7 +77,7 @@ struct RequestStorage {
   std::vector<DecodeRow<P>> live;         // speculative rows at consecutive positions from the first that is not committed
   bool ended = false;                     // of a free run: the end of the sequence has been emitted, read or not
   int unreadable = kNoPosition;           // sealed positions from here on are read as BF16 until they are encoded again (S-SPEC-9)
-  std::vector<PrefixLease<Real>> leases;  // of published windows, until the request lets go of its storage
+  std::vector<HeldWindow<Real>> held_windows;  // published ones, until the request lets go of its storage
   bool token_lost = false;                // by Fault::resume_without_token
   std::map<int, AttentionReference<Real>> stale_references;  // by position, of Fault::stale_reference_at_position
   std::set<int> stale_rows;                                  // positions whose plane of loop 3 Fault::plane_not_truncated has left

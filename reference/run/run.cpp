@@ -151,7 +151,7 @@ HeldResources Run<P>::held() {
     held.pages += (s.capacity + kGroupSize - 1) / kGroupSize;
     held.blocks += static_cast<std::int64_t>(s.held->blocks.size());
     held.hidden_windows += static_cast<std::int64_t>(s.held->windows.size());
-    held.leases += static_cast<std::int64_t>(s.held->leases.size());
+    held.published_windows += static_cast<std::int64_t>(s.held->held_windows.size());
   }
   return held;
 }

@@ -131,7 +131,7 @@ class Endpoints : public testing::Test {
     while (static_cast<int>(sender_->step()) + static_cast<int>(receiver_->step()) > 0) {
     }
   }
-  // Both leases run out again and again until nothing changes any more.
+  // The leases of both run out again and again until nothing changes any more.
   void expire(int request) {
     for (int i = 0; i < 4; ++i) {
       sender_->lease_expired(request);

@@ -343,8 +343,8 @@ TEST(ModeSweep, LostRepeatedAndLeakedWorkIsCaught) {
   expect_caught("async", trace, kExecutionsCheck, "the counters say", [](RunRecord& r) { ++r.counters.executed_rows; });
   expect_caught("serial", trace, kExecutionsCheck, "counts of executions", [](RunRecord& r) { r.requests[0].executions.clear(); });
   expect_caught("mixed", trace, kDrainCheck, "2 pages", [](RunRecord& r) { r.held_at_drain.pages = 2; });
-  expect_caught("preempt", trace, kDrainCheck, "1 snapshots", [](RunRecord& r) { r.held_at_drain.snapshots = 1; });
-  expect_caught("async", trace, kDrainCheck, "1 unread submissions", [](RunRecord& r) { r.held_at_drain.tickets = 1; });
+  expect_caught("preempt", trace, kDrainCheck, "1 snapshot", [](RunRecord& r) { r.held_at_drain.snapshots = 1; });
+  expect_caught("async", trace, kDrainCheck, "1 unread submission", [](RunRecord& r) { r.held_at_drain.tickets = 1; });
 }
 
 TEST(ModeSweep, CancelledRequestsThatKeepTooMuchTooLittleOrOtherBitsAreCaught) {

@@ -26,11 +26,18 @@ TEST(RunCounters, EachHasOneNameAndOneDescription) {
 TEST(HeldResources, AreDescribedWhereThereAreAny) {
   EXPECT_EQ(describe(HeldResources{}), "");
   EXPECT_EQ(describe(HeldResources{.pages = 3}), "3 pages");
-  EXPECT_EQ(describe(HeldResources{
-                .requests = 1, .pages = 2, .blocks = 3, .references = 4, .hidden_windows = 5, .snapshots = 6, .leases = 7, .tickets = 8}),
-            "1 request slots, 2 pages, 3 sealed blocks, 4 attention references, 5 windows of hidden rows, 6 snapshots, 7 leases of "
-            "published windows, "
-            "8 unread submissions");
+  EXPECT_EQ(describe(HeldResources{.requests = 1,
+                                   .pages = 2,
+                                   .blocks = 3,
+                                   .references = 4,
+                                   .hidden_windows = 5,
+                                   .snapshots = 6,
+                                   .published_windows = 7,
+                                   .tickets = 8,
+                                   .transfers = 9}),
+            "1 request slot, 2 pages, 3 sealed blocks, 4 attention references, 5 windows of hidden rows, 6 snapshots, 7 published windows, "
+            "8 unread submissions, 9 handoff regions");
+  EXPECT_EQ(describe(HeldResources{.published_windows = 1, .transfers = 1}), "1 published window, 1 handoff region");
 }
 
 TEST(RequestOutcome, HasWords) {

@@ -262,7 +262,7 @@ TEST_F(Lifecycle, WhatIsHeldAtTheEndIsCounted) {
   executor->submit({{{1, RowKind::prefill, 0, 140, 1, 4}}});
   executor->submit({{}, {{ActionKind::preempt, 1}}});
   const RunRecord record = executor->finish();
-  EXPECT_EQ(describe(record.held_at_drain), "1 request slots, 2 pages, 1 sealed blocks, 1 attention references, 1 snapshots");
+  EXPECT_EQ(describe(record.held_at_drain), "1 request slot, 2 pages, 1 sealed block, 1 attention reference, 1 snapshot");
 }
 
 TEST_F(Lifecycle, ACancelledRequestLeavesTheIdToAnother) {

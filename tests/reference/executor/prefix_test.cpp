@@ -86,7 +86,7 @@ TEST_P(PrefixReuse, LeasesAreCountedUntilTheirReaderEnds) {
   Submission all_of_it = window(2, 0, 193);
   executor->submit(all_of_it);
   const RunRecord record = executor->finish();
-  EXPECT_EQ(record.held_at_drain.leases, 2);
+  EXPECT_EQ(record.held_at_drain.published_windows, 2);
   EXPECT_EQ(record.held_at_drain.requests, 2);
 }
 
