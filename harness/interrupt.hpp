@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// SIGINT and SIGTERM end a command between two submissions: destructors run, temporary files go, what was committed stays.
-// A second signal ends the process at once.
+// SIGINT, SIGTERM and SIGHUP end a command between two submissions: destructors run, temporary files and sockets go, what was committed stays.
+// A second signal ends the process at once. A SIGHUP that is ignored when the process starts (nohup) stays ignored.
 #pragma once
 
 namespace loopgauge::harness {

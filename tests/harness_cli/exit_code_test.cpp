@@ -160,6 +160,21 @@ TEST(ExitCode, HandoffsBetweenProcesses) {
   expect_failure({"run", "pd/t0s0q0/seven", "--handoff-transport", "device"}, 2, "which the reference executor has none of");
 }
 
+// Whatever asks the waiting side to end: its socket and its lock go with it.
+TEST(ExitCode, ASignalTakesTheSocketAlong) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    const TemporaryFolder folder;
+    const ProcessResult result = run_program({"pd", "serve", "serial/t0s0q0/seven", "--socket", (folder / "socket").string(), "--lease", "20"},
+                                             {.interrupt_after_ms = 1500, .interrupt = signal});
+    EXPECT_EQ(result.exit_code, 128 + signal) << result.out << result.err;
+    EXPECT_TRUE(std::filesystem::is_empty(folder.path())) << signal;
+  }
+  const TemporaryFolder folder;
+  const ProcessResult result = run_program({"pd", "serve", "serial/t0s0q0/seven", "--socket", (folder / "socket").string(), "--lease", "2"},
+                                           {.interrupt_after_ms = 1500, .interrupt = SIGHUP, .ignore_hangup = true});
+  EXPECT_EQ(result.exit_code, 3) << result.out << result.err;
+}
+
 TEST(ExitCode, ModesAndPlannedFailures) {
   expect_failure({"run", "graph+async/t0s0q0/seven"}, 2, "write 'async+graph'");
   expect_failure({"run", "async/t0s0q0:exit=threshold0.9/seven"}, 2, "before the gate is read");

@@ -43,6 +43,7 @@ ProcessResult run_program(const std::vector<std::string>& arguments, const Proce
     redirect(STDOUT_FILENO, out);
     redirect(STDERR_FILENO, err);
     setenv("LOOPGAUGE_HOME", home.c_str(), 1);
+    if (options.ignore_hangup) signal(SIGHUP, SIG_IGN);
     if (options.address_space_mib > 0) {
       const rlim_t bytes = static_cast<rlim_t>(options.address_space_mib) << 20;
       const rlimit limit{bytes, bytes};
@@ -53,7 +54,7 @@ ProcessResult run_program(const std::vector<std::string>& arguments, const Proce
   }
   if (options.interrupt_after_ms > 0) {
     std::this_thread::sleep_for(std::chrono::milliseconds(options.interrupt_after_ms));
-    kill(child, SIGINT);
+    kill(child, options.interrupt);
   }
   if (options.kill_after_ms >= 0) {
     std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(options.kill_after_ms));

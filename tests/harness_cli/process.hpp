@@ -2,6 +2,7 @@
 // Starts the built program the way a shell does and keeps what it prints.
 #pragma once
 
+#include <csignal>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -16,7 +17,9 @@ struct ProcessResult {
 
 struct ProcessOptions {
   std::filesystem::path standard_output = {};  // write there instead of collecting
-  int interrupt_after_ms = 0;                  // > 0: send SIGINT after so long
+  int interrupt_after_ms = 0;                  // > 0: send `interrupt` after so long
+  int interrupt = SIGINT;
+  bool ignore_hangup = false;                  // as nohup starts it
   double kill_after_ms = -1;                   // >= 0: send SIGKILL after so long
   long address_space_mib = 0;                  // > 0: limit of the process's address space
   std::filesystem::path home = {};             // value of LOOPGAUGE_HOME; empty: the source tree
