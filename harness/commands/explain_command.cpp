@@ -49,6 +49,11 @@ struct Finding {
   Explanation what;
 };
 
+std::string verdict_text(const Finding& finding) {
+  if (!finding.what.identical()) return "different";
+  return finding.what.outcomes.empty() ? "identical" : "identical as far as both runs came";
+}
+
 // --- from runs -------------------------------------------------------------------------------------------------------------------------
 
 std::pair<RunSide, RunSide> sides(const ExplainOptions& options, const Settings& settings, const Case& value) {
@@ -192,7 +197,7 @@ Finding explain_case(const ExplainOptions& options) {
   }
   if (options.minimize_file.empty()) return finding;
   if (finding.what.operation.name.empty()) {
-    finding.notes.push_back("nothing to minimize: the runs are identical");
+    finding.notes.push_back("nothing to minimize: " + (finding.what.identical() ? "the runs are " + verdict_text(finding) : "no operation is to blame"));
     return finding;
   }
   const MinimizedCase smallest = minimize(subject, finding.what.operation.name, finding.what.operation.request, {options.minimize_seconds});
@@ -354,7 +359,7 @@ void print_console(const Finding& finding) {
     if (group.compared > 0) std::cout << ", " << group.different << " of " << group.compared << " differ";
     std::cout << "\n";
   }
-  std::cout << (finding.what.identical() ? "identical\n" : "different\n");
+  std::cout << verdict_text(finding) << "\n";
 }
 
 nlohmann::ordered_json json_of(const Divergence& d) {
@@ -372,6 +377,7 @@ void print_json(const Finding& finding) {
                               {"actual", finding.actual_side},
                               {"notes", finding.notes},
                               {"identical", finding.what.identical()},
+                              {"verdict", verdict_text(finding)},
                               {"operation", finding.what.operation.name},
                               {"operation_clauses", finding.what.operation.clauses},
                               {"own_bound", finding.what.bound.text()},
@@ -489,7 +495,7 @@ void add_explain_command(CLI::App& app, int& exit_code) {
       "it had; between executors or profiles, every operation that is not; the row, both values with their distance in ulps; and the\n"
       "first decision that differs with its margin.\n"
       "Without --against-* or --mutant a case is compared with its serial plan, and a serial case with the split plan.\n"
-      "Exit codes: 0 identical, 1 different, others as everywhere.");
+      "Exit codes: 0 identical (as far as both runs came, which a cancelled request may limit), 1 different, others as everywhere.");
   command->callback([options, &exit_code] {
     constexpr std::array<std::string_view, 2> kOutputs{"console", "json"};
     require_output(options->output, kOutputs);

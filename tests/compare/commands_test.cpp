@@ -100,6 +100,8 @@ TEST(ExplainCommand, TwoDumpsOfWhichOneWasCancelled) {
   const ProcessResult plans = run_program({"explain", cancelled, other_plan});
   EXPECT_EQ(plans.exit_code, 0) << plans.out;
   EXPECT_TRUE(contains(plans.out, "outcome   request ")) << plans.out;
+  EXPECT_TRUE(plans.out.ends_with("\nidentical as far as both runs came\n")) << plans.out;
+  EXPECT_TRUE(run_program({"explain", cancelled, cancelled}).out.ends_with("\nidentical\n"));
 
   // What differs before the cancellation is found all the same.
   const ProcessResult both = run_program({"explain", undisturbed, faulty});
