@@ -12,6 +12,7 @@
 #include "harness/commands/case_selection.hpp"
 #include "harness/commands/command.hpp"
 #include "harness/commands/common_options.hpp"
+#include "harness/commands/handoff_json.hpp"
 #include "harness/executor_by_name.hpp"
 #include "harness/io/decisions_file.hpp"
 #include "harness/io/digest.hpp"
@@ -256,18 +257,7 @@ void print_json(const Outcome& outcome, const Trace& trace, const std::string& d
   nlohmann::ordered_json& counters = json["counters"];
   for (const RunCounterField& field : run_counter_fields()) counters[std::string(field.name)] = record.counters.*field.member;
   json["held_at_drain"] = describe(record.held_at_drain);
-  for (const HandoffRecord& handoff : record.handoffs) {
-    json["handoffs"].push_back({{"request", handoff.request},
-                                {"outcome", handoff.outcome},
-                                {"transport", handoff.transport},
-                                {"bytes", handoff.bytes},
-                                {"dense_bytes", handoff.dense_bytes},
-                                {"bytes_before_prompt_end", handoff.bytes_before_prompt_end},
-                                {"bytes_final_before_last_loop", handoff.bytes_final_before_last_loop},
-                                {"partitions", handoff.partitions},
-                                {"most_bytes_in_flight", handoff.most_bytes_in_flight},
-                                {"most_reserved_bytes", handoff.most_reserved_bytes}});
-  }
+  for (const HandoffRecord& handoff : record.handoffs) json["handoffs"].push_back(handoff_json(handoff));
   if (outcome.forced) {
     json["forced_decisions"] = {{"token_sets", outcome.forced->token_sets},
                                 {"key_steps", outcome.forced->key_steps},

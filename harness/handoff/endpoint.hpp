@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The two sides of handoffs at work: messages in and out, writes, and what the state machines (models/handoff/protocol.hpp) ask of an
-// executor. One endpoint serves all transfers of its side; nothing here waits for the other side or reads a clock. Exporting and activating wait for
-// the work of the executor.
+// executor. One endpoint serves all transfers of its side; nothing here waits for the other side or reads a clock. Activating waits for the work of
+// the executor, exporting where the source says so (handoff::Source::export_ready).
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -19,6 +20,7 @@ struct HandoffLimits {
   std::size_t partition_bytes = std::size_t{256} << 10;   // of one partition at most
   std::size_t bytes_in_flight = std::size_t{1} << 20;     // being written at once; one partition always may
   std::size_t export_bytes = std::size_t{4} << 20;        // that the source holds of its own, exported and not sent
+  std::chrono::milliseconds lease{60000};                 // without progress the other side is given up; kept by whoever runs the endpoints
 };
 
 class SenderEndpoint {

@@ -5,16 +5,13 @@
 #include <chrono>
 #include <optional>
 #include <set>
-#include <thread>
 
+#include "harness/handoff/pump.hpp"
 #include "harness/handoff/side_runs.hpp"
 #include "models/error.hpp"
 
 namespace loopgauge::harness {
 namespace {
-
-// Nothing has moved for so long: a transport that works asynchronously is given up.
-constexpr std::chrono::seconds kLease{60};
 
 template <class T>
 void copy_rows(const Tensor<T>& from, Tensor<T>& to, int rows) {
@@ -74,9 +71,9 @@ class HandoffExecutor final : public Executor {
     }
     for (const WorkItem& item : prompts.items) {
       if (completes_prompt(item, run_->trace, run_->loops) && submission.failure == PlannedFailure::none && run_->sender.knows(item.request))
-        run_->sender.prompt_complete(item.request);
+        run_->clocks.prompt_complete(item.request);
     }
-    pump();
+    move_on();
     for (const int request : handed) hand_off(request);
     decode_->submit(rest);
   }
@@ -87,6 +84,7 @@ class HandoffExecutor final : public Executor {
 
   RunRecord finish() override {
     if (!run_) return prefill_->finish();
+    const auto most_reserved_bytes = static_cast<std::int64_t>(run_->target.most_transfer_bytes());
     const RunRecord prompts = prefill_->finish();
     RunRecord record = decode_->finish();
     for (std::size_t i = 0; i < record.requests.size(); ++i) add_prompt(prompts.requests.at(i), record.requests[i]);
@@ -102,7 +100,7 @@ class HandoffExecutor final : public Executor {
       if (!run_->sender.knows(request)) continue;
       record.handoffs.push_back(run_->sender.record(request));
       record.handoffs.back().transport = std::string(run_->transport.sender->name());
-      record.handoffs.back().most_reserved_bytes = static_cast<std::int64_t>(run_->most_reserved_bytes);
+      record.handoffs.back().most_reserved_bytes = most_reserved_bytes;
     }
     run_.reset();
     return record;
@@ -116,6 +114,7 @@ class HandoffExecutor final : public Executor {
           target(to),
           sender(from, *transport.sender, 1, limits),
           receiver(to, *transport.receiver),
+          clocks(sender),
           trace(of),
           loops(loop_count) {}
 
@@ -124,63 +123,49 @@ class HandoffExecutor final : public Executor {
     handoff::Target& target;
     SenderEndpoint sender;
     ReceiverEndpoint receiver;
+    HandoffClocks clocks;
     const Trace& trace;
     const int loops;
     std::set<int> handed;
     std::int64_t failing_submissions = 0;
-    std::size_t most_reserved_bytes = 0;
   };
 
-  bool pump() {
-    bool any = false;
-    for (bool progress = true; progress;) {
-      progress = run_->sender.step();
-      progress |= run_->receiver.step();
-      any |= progress;
-    }
-    run_->most_reserved_bytes = std::max(run_->most_reserved_bytes, run_->target.most_transfer_bytes());
+  bool move_on() {
+    const bool any = pump(run_->sender, run_->receiver);
+    run_->clocks.note_closed();
     return any;
   }
 
-  // Moves everything on until `done`; false when nothing has moved for a lease.
-  template <class Done>
-  bool pump_until(Done done) {
-    auto last = std::chrono::steady_clock::now();
-    while (!done()) {
-      if (pump()) {
-        last = std::chrono::steady_clock::now();
-      } else if (std::chrono::steady_clock::now() - last > kLease) {
-        return false;
-      } else {
-        std::this_thread::yield();
-      }
-    }
-    return true;
+  // Until the transfer is over. One that does not move for a lease, as a transport that works asynchronously may not, is given up.
+  void close(int request) {
+    const auto closed = [&] { return run_->sender.closed(request); };
+    if (pump_until([&] { return move_on(); }, closed, limits_.lease, std::chrono::microseconds{0})) return;
+    run_->sender.lease_expired(request);
+    run_->receiver.lease_expired(request);
+    move_on();
   }
 
   void hand_off(int request) {
-    const auto start = std::chrono::steady_clock::now();
     if (!run_->sender.knows(request)) run_->sender.offer(request);  // it was not held, and the source says so
-    if (!pump_until([&] { return run_->sender.closed(request); })) {
-      run_->sender.lease_expired(request);
-      run_->receiver.lease_expired(request);
-      pump();
-    }
+    close(request);
     if (run_->sender.outcome(request) != handoff::Outcome::handed_over) {
       const std::string& reason = run_->sender.reason(request);
-      throw FileError("request " + std::to_string(request) + " of trace " + run_->trace.name + " was not handed over (" +
-                      std::string(handoff::to_string(run_->sender.outcome(request))) + ")" + (reason.empty() ? "" : ": " + reason));
+      throw FileError(name_in_trace(request) + " was not handed over (" + std::string(handoff::to_string(run_->sender.outcome(request))) + ")" +
+                      (reason.empty() ? "" : ": " + reason));
     }
     run_->handed.insert(request);
-    run_->sender.set_seconds(request, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   }
 
   void cancel(int request) {
     if (!run_->sender.knows(request)) return;
     run_->sender.cancel(request);
     run_->receiver.cancel(request);
-    pump_until([&] { return run_->sender.closed(request); });
+    close(request);
+    // What it holds on either side is not free before its writes have ended: nothing can go on as if it were.
+    if (!run_->sender.closed(request)) throw FileError(name_in_trace(request) + " was cancelled, and its handoff has not ended within the lease");
   }
+
+  std::string name_in_trace(int request) const { return "request " + std::to_string(request) + " of trace " + run_->trace.name; }
 
   void add_counters(const RunCounters& prompts, RunCounters& counters) const {
     const RunCounters rest = counters;

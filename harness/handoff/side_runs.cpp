@@ -3,8 +3,8 @@
 
 #include <functional>
 #include <string>
-#include <thread>
 
+#include "harness/handoff/pump.hpp"
 #include "harness/interrupt.hpp"
 #include "models/error.hpp"
 
@@ -14,22 +14,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::microseconds kPause{50};
 constexpr std::chrono::milliseconds kFarewell{2000};
-
-// Moves everything on until `done`. False when nothing has moved for a lease.
-bool pump_until(const std::function<bool()>& pump, const std::function<bool()>& done, std::chrono::milliseconds lease) {
-  auto last = Clock::now();
-  while (!done()) {
-    throw_if_interrupted();
-    if (pump()) {
-      last = Clock::now();
-    } else if (Clock::now() - last > lease) {
-      return false;
-    } else {
-      std::this_thread::sleep_for(kPause);
-    }
-  }
-  return true;
-}
 
 // Why the other side does not take part any more; empty while it does.
 std::string absence(const SocketConnection& connection, handoff::Channel& channel, const char* side) {
@@ -50,11 +34,13 @@ FileError not_handed_over(Executor& executor, int request, const Trace& trace, h
                    (reason.empty() ? "" : ": " + reason) + absence + "; held here afterwards: " + (held.empty() ? "nothing" : held));
 }
 
-// Runs one side, and whatever ends it tells the other.
+// Runs one side once both know that they run the same, and whatever ends it tells the other.
 template <class Body>
-RunRecord with_goodbye(SocketConnection& connection, Body body) {
+RunRecord with_greetings(SocketConnection& connection, const SideOptions& side, Body body) {
   std::string reason = "it was interrupted";
   try {
+    say_hello(connection, side.place, side.identity);
+    hear_hello(connection, side.place, side.identity, side.limits.lease);
     RunRecord record = body();
     say_goodbye(connection, {}, kFarewell);
     return record;
@@ -67,6 +53,33 @@ RunRecord with_goodbye(SocketConnection& connection, Body body) {
     throw;
   }
 }
+
+// The end of this process at work.
+template <class Endpoint>
+class Side {
+ public:
+  // `after_step`: called when the end has moved on as far as it goes.
+  Side(Endpoint& endpoint, const SideOptions& options, std::function<void()> after_step = [] {})
+      : endpoint_(endpoint), lease_(options.limits.lease), after_step_(std::move(after_step)) {}
+  bool move_on() {
+    const bool any = pump(endpoint_);
+    after_step_();
+    return any;
+  }
+  // False when nothing has moved for a lease.
+  bool wait_for(const std::function<bool()>& done) {
+    return pump_until([this] { return move_on(); }, done, lease_, kPause);
+  }
+  // Until the transfer of the request is over here, or is given up.
+  void settle(int request, const std::function<bool()>& done) {
+    if (!wait_for(done)) endpoint_.lease_expired(request);
+  }
+
+ private:
+  Endpoint& endpoint_;
+  const std::chrono::milliseconds lease_;
+  const std::function<void()> after_step_;
+};
 
 }  // namespace
 
@@ -128,18 +141,15 @@ RunOptions decode_options(const RunOptions& options, handoff::MemoryPlace place)
 
 RunRecord run_prefill_side(Executor& executor, const Plan& plan, const Trace& trace, const EffectiveConfig& config, const RunOptions& options,
                            const std::shared_ptr<SocketConnection>& connection, const SideOptions& side) {
-  return with_goodbye(*connection, [&] {
+  return with_greetings(*connection, side, [&] {
     executor.begin(trace, config, prefill_options(options_for(plan, options), side.place));
     handoff::Source* source = executor.handoff_source();
     if (source == nullptr) throw UnsupportedError("the " + executor.name() + " executor takes no part in handoffs");
     const auto transport = make_socket_sender(connection, side.place);
     // Lives of a sender are told apart by the time at which they begin.
     SenderEndpoint sender(*source, *transport, static_cast<std::uint64_t>(Clock::now().time_since_epoch().count()), side.limits);
-    const auto pump = [&] {
-      bool any = false;
-      while (sender.step()) any = true;
-      return any;
-    };
+    HandoffClocks clocks(sender);
+    Side here(sender, side, [&] { clocks.note_closed(); });
     std::set<int> handed;
     for (const Submission& submission : plan.submissions) {
       throw_if_interrupted();
@@ -148,22 +158,20 @@ RunRecord run_prefill_side(Executor& executor, const Plan& plan, const Trace& tr
       for (const int request : split.cancels) {
         if (!sender.knows(request)) continue;
         sender.cancel(request);
-        if (!pump_until(pump, [&] { return sender.closed(request); }, side.lease)) sender.lease_expired(request);
+        here.settle(request, [&] { return sender.closed(request); });
       }
       for (const int request : split.offers) {
         if (!sender.knows(request)) sender.offer(request);
       }
       for (const WorkItem& item : split.prompts.items) {
-        if (completes_prompt(item, trace, config.loops()) && submission.failure == PlannedFailure::none) sender.prompt_complete(item.request);
+        if (completes_prompt(item, trace, config.loops()) && submission.failure == PlannedFailure::none) clocks.prompt_complete(item.request);
       }
-      pump();
+      here.move_on();
       for (const int request : split.handed) {
-        const auto start = Clock::now();
-        if (!pump_until(pump, [&] { return sender.closed(request); }, side.lease)) sender.lease_expired(request);
+        here.settle(request, [&] { return sender.closed(request); });
         if (sender.outcome(request) != handoff::Outcome::handed_over) {
           throw not_handed_over(executor, request, trace, sender.outcome(request), sender.reason(request), absence(*connection, transport->channel(), "decode"));
         }
-        sender.set_seconds(request, std::chrono::duration<double>(Clock::now() - start).count());
         handed.insert(request);
       }
     }
@@ -179,28 +187,24 @@ RunRecord run_prefill_side(Executor& executor, const Plan& plan, const Trace& tr
 
 RunRecord run_decode_side(Executor& executor, const Plan& plan, const Trace& trace, const EffectiveConfig& config, const RunOptions& options,
                           const std::shared_ptr<SocketConnection>& connection, const SideOptions& side) {
-  return with_goodbye(*connection, [&] {
+  return with_greetings(*connection, side, [&] {
     executor.begin(trace, config, decode_options(options_for(plan, options), side.place));
     handoff::Target* target = executor.handoff_target();
     if (target == nullptr) throw UnsupportedError("the " + executor.name() + " executor takes no part in handoffs");
     const auto transport = make_socket_receiver(connection, side.place);
     ReceiverEndpoint receiver(*target, *transport);
-    const auto pump = [&] {
-      bool any = false;
-      while (receiver.step()) any = true;
-      return any;
-    };
+    Side here(receiver, side);
     const auto lost = [&] { return transport->channel().peer_lost(); };
     std::set<int> handed;
     for (const Submission& submission : plan.submissions) {
       throw_if_interrupted();
       const SplitSubmission split = split_submission(submission, handed);
       for (const int request : split.cancels) receiver.cancel(request);
-      pump();
+      here.move_on();
       for (const int request : split.handed) {
         const auto ended = [&] { return receiver.knows(request) && (receiver.closed(request) || receiver.state(request) == handoff::Receiver::State::active); };
-        if (!pump_until(pump, [&] { return ended() || lost(); }, side.lease)) receiver.lease_expired(request);
-        pump();  // what the loss of the other side ends
+        here.settle(request, [&] { return ended() || lost(); });
+        here.move_on();  // what the loss of the other side ends
         if (!receiver.knows(request) || receiver.state(request) != handoff::Receiver::State::active) {
           const auto outcome = receiver.knows(request) ? receiver.outcome(request) : lost() ? handoff::Outcome::peer_lost : handoff::Outcome::expired;
           const std::string reason = receiver.knows(request) ? receiver.reason(request) : "nothing has come of it";
@@ -211,7 +215,7 @@ RunRecord run_decode_side(Executor& executor, const Plan& plan, const Trace& tra
       executor.submit(split.rest);
     }
     // The other side may be waiting for an answer: until it has gone too. Whatever becomes of it then, everything has been decoded.
-    static_cast<void>(pump_until(pump, [&] { return goodbye_came(*connection) || lost(); }, side.lease));
+    static_cast<void>(here.wait_for([&] { return goodbye_came(*connection) || lost(); }));
     RunRecord record = executor.finish();
     for (RequestRecord& request : record.requests) request.scores = {}, request.active = {};
     return record;

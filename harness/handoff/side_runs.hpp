@@ -33,7 +33,7 @@ RunOptions decode_options(const RunOptions& options, handoff::MemoryPlace place)
 struct SideOptions {
   handoff::MemoryPlace place = handoff::MemoryPlace::host;
   HandoffLimits limits;
-  std::chrono::milliseconds lease{60000};  // without progress the other side is given up
+  RunIdentity identity;      // of what the plan, the trace and the model are
 };
 
 // Computes the prompts of the plan and hands every request over to the process at the other end; the record holds what was observed of the prompts, and the

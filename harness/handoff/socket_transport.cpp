@@ -37,8 +37,9 @@ using handoff::HandoffError;
 using handoff::MemoryPlace;
 
 constexpr std::string_view kMagic = "LGPDSOCK";
-constexpr std::uint32_t kVersion = 1;
+constexpr std::uint32_t kVersion = 2;
 constexpr std::size_t kHeaderBytes = 8;
+constexpr std::uint32_t kMaximumTextBytes = 4096;  // of a text in the first frame
 constexpr std::size_t kMaximumFrameBytes = std::size_t{1} << 27;
 constexpr std::chrono::milliseconds kPause{1};
 
@@ -70,6 +71,21 @@ class Descriptor {
  private:
   int value_;
 };
+
+// In the order of the first frame.
+constexpr std::pair<std::string_view, std::string RunIdentity::*> kIdentityFields[] = {
+    {"mode", &RunIdentity::mode},
+    {"settings", &RunIdentity::settings},
+    {"trace", &RunIdentity::trace},
+    {"contents of the trace (SHA-256)", &RunIdentity::trace_sha256},
+    {"model (SHA-256)", &RunIdentity::model_sha256},
+};
+
+// What another process says, in a message.
+std::string printable(std::string text) {
+  for (char& c : text) c = c < ' ' || c > '~' ? '?' : c;
+  return text;
+}
 
 bool readable(int descriptor) {
   pollfd wait{descriptor, POLLIN, 0};
@@ -138,6 +154,7 @@ class SocketConnection {
 
   std::deque<Frame>& frames() { return frames_; }
   bool all_sent() const { return out_.empty(); }
+  bool ended() const { return end_; }
   bool goodbye_came() const { return goodbye_; }
   const std::string& goodbye_reason() const { return reason_; }
 
@@ -184,16 +201,10 @@ class SocketConnection {
 
 namespace {
 
-// What both ends do alike: the first frame, and control messages.
+// What both ends do alike: control messages.
 class SocketChannel final : public handoff::Channel {
  public:
-  SocketChannel(std::shared_ptr<SocketConnection> connection, MemoryPlace place) : connection_(std::move(connection)), place_(place) {
-    ByteWriter hello;
-    hello.text(kMagic);
-    hello.integer(kVersion);
-    hello.integer(static_cast<std::uint32_t>(place));
-    connection_->send(FrameKind::hello, hello.written());
-  }
+  explicit SocketChannel(std::shared_ptr<SocketConnection> connection) : connection_(std::move(connection)) {}
   void send(std::span<const std::byte> message) override { connection_->send(FrameKind::message, message); }
   std::optional<Bytes> receive() override {
     pump();
@@ -215,9 +226,7 @@ class SocketChannel final : public handoff::Channel {
     while (!frames.empty()) {
       SocketConnection::Frame frame = std::move(frames.front());
       frames.pop_front();
-      if (!greeted_) {
-        greet(frame);
-      } else if (frame.kind == FrameKind::message) {
+      if (frame.kind == FrameKind::message) {
         messages_.push_back(std::move(frame.body));
       } else if (on_frame) {
         on_frame(frame);
@@ -225,27 +234,13 @@ class SocketChannel final : public handoff::Channel {
     }
   }
 
-  void greet(const SocketConnection::Frame& frame) {
-    ByteReader in(frame.body, "first frame of a handoff socket");
-    if (frame.kind != FrameKind::hello || in.text(kMagic.size()) != kMagic) throw HandoffError("handoff socket: the other end does not begin with " + std::string(kMagic));
-    const auto version = in.integer<std::uint32_t>(), place = in.integer<std::uint32_t>();
-    if (version != kVersion) throw HandoffError("handoff socket: version is " + std::to_string(version) + ", here it is " + std::to_string(kVersion));
-    if (place != static_cast<std::uint32_t>(place_)) {
-      const auto word = [](bool device) { return std::string(device ? "device" : "host"); };
-      throw HandoffError("handoff socket: the other side moves " + word(place == 1) + " memory, this one " + word(place_ == MemoryPlace::device) + " memory");
-    }
-    greeted_ = true;
-  }
-
   std::shared_ptr<SocketConnection> connection_;
-  const MemoryPlace place_;
   std::deque<Bytes> messages_;
-  bool greeted_ = false;
 };
 
 class SocketSender final : public handoff::SenderTransport {
  public:
-  SocketSender(std::shared_ptr<SocketConnection> connection, MemoryPlace place) : channel_(std::move(connection), place), place_(place) {
+  SocketSender(std::shared_ptr<SocketConnection> connection, MemoryPlace place) : channel_(std::move(connection)), place_(place) {
     channel_.on_frame = [this](const SocketConnection::Frame& frame) { take(frame); };
     if (place == MemoryPlace::device) {
       copies_ = optimized::make_device_copies();
@@ -348,7 +343,7 @@ class SocketSender final : public handoff::SenderTransport {
 
 class SocketReceiver final : public handoff::ReceiverTransport {
  public:
-  SocketReceiver(std::shared_ptr<SocketConnection> connection, MemoryPlace place) : channel_(std::move(connection), place), place_(place) {
+  SocketReceiver(std::shared_ptr<SocketConnection> connection, MemoryPlace place) : channel_(std::move(connection)), place_(place) {
     channel_.on_frame = [this](const SocketConnection::Frame& frame) { take(frame); };
   }
   handoff::Channel& channel() override { return channel_; }
@@ -536,6 +531,49 @@ std::unique_ptr<handoff::SenderTransport> make_socket_sender(std::shared_ptr<Soc
 
 std::unique_ptr<handoff::ReceiverTransport> make_socket_receiver(std::shared_ptr<SocketConnection> connection, MemoryPlace place) {
   return std::make_unique<SocketReceiver>(std::move(connection), place);
+}
+
+void say_hello(SocketConnection& connection, MemoryPlace place, const RunIdentity& identity) {
+  ByteWriter hello;
+  hello.text(kMagic);
+  hello.integer(kVersion);
+  hello.integer(static_cast<std::uint32_t>(place));
+  for (const auto& [_, member] : kIdentityFields) {
+    const std::string& text = identity.*member;
+    if (text.size() > kMaximumTextBytes) throw InternalError("the identity of a run is longer than its frame");
+    hello.integer(static_cast<std::uint32_t>(text.size()));
+    hello.text(text);
+  }
+  connection.send(FrameKind::hello, hello.written());
+}
+
+void hear_hello(SocketConnection& connection, MemoryPlace place, const RunIdentity& identity, std::chrono::milliseconds at_most) {
+  const auto end = Clock::now() + at_most;
+  for (connection.pump(); connection.frames().empty(); connection.pump()) {
+    throw_if_interrupted();
+    if (connection.goodbye_came() && !connection.goodbye_reason().empty()) throw FileError("handoff socket: the other side has ended: " + connection.goodbye_reason());
+    if (connection.ended()) throw FileError("handoff socket: the other side has ended before its first word (a decode side serves the prefill side that came first and no other)");
+    if (Clock::now() > end) throw FileError("handoff socket: the other side says nothing");
+    std::this_thread::sleep_for(kPause);
+  }
+  const SocketConnection::Frame frame = std::move(connection.frames().front());
+  connection.frames().pop_front();
+  ByteReader in(frame.body, "first frame of a handoff socket");
+  if (frame.kind != FrameKind::hello || in.text(kMagic.size()) != kMagic) throw HandoffError("handoff socket: the other end does not begin with " + std::string(kMagic));
+  const auto version = in.integer<std::uint32_t>();
+  if (version != kVersion) throw HandoffError("handoff socket: version is " + std::to_string(version) + ", here it is " + std::to_string(kVersion));
+  if (const auto other = in.integer<std::uint32_t>(); other != static_cast<std::uint32_t>(place)) {
+    const auto word = [](bool device) { return std::string(device ? "device" : "host"); };
+    throw HandoffError("handoff socket: the other side moves " + word(other == 1) + " memory, this one " + word(place == MemoryPlace::device) + " memory");
+  }
+  for (const auto& [name, member] : kIdentityFields) {
+    const auto length = in.integer<std::uint32_t>();
+    if (length > kMaximumTextBytes) throw HandoffError("first frame of a handoff socket: " + std::string(name) + " has " + std::to_string(length) + " bytes");
+    const std::string other(in.text(length));
+    if (other != identity.*member)
+      throw HandoffError("handoff socket: the two sides run different things: " + std::string(name) + " is '" + printable(other) + "' there and '" + identity.*member + "' here");
+  }
+  if (in.left() != 0) throw HandoffError("first frame of a handoff socket: " + std::to_string(in.left()) + " bytes follow its last field");
 }
 
 void say_goodbye(SocketConnection& connection, const std::string& reason, std::chrono::milliseconds at_most) {

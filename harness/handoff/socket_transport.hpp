@@ -26,7 +26,23 @@ std::shared_ptr<SocketConnection> connect_handoffs(const std::filesystem::path& 
 // Of a connected pair of sockets, whose process is `peer`.
 std::shared_ptr<SocketConnection> adopt_socket(int descriptor, int peer);
 
-// Both ends must move memory of the same place: learned with the first frame, where a difference throws HandoffError naming it.
+// What a side is about to run. Both must run the same, or one waits for what the other never does.
+struct RunIdentity {
+  std::string mode;          // of the plan, as in a case id
+  std::string settings;      // the case id's second part
+  std::string trace;         // name
+  std::string trace_sha256;  // of everything in it
+  std::string model_sha256;
+  bool operator==(const RunIdentity&) const = default;
+};
+
+// The first frame, in which every side says what it runs and where its regions lie: before anything else, and before a transport is made.
+void say_hello(SocketConnection& connection, handoff::MemoryPlace place, const RunIdentity& identity);
+// Waits, at most so long, for the other side's and compares. Throws HandoffError naming the field in which they differ, and FileError when the other
+// side has ended or says nothing.
+void hear_hello(SocketConnection& connection, handoff::MemoryPlace place, const RunIdentity& identity, std::chrono::milliseconds at_most);
+
+// Of a connection whose greetings have been exchanged, over memory of that place.
 std::unique_ptr<handoff::SenderTransport> make_socket_sender(std::shared_ptr<SocketConnection> connection, handoff::MemoryPlace place);
 std::unique_ptr<handoff::ReceiverTransport> make_socket_receiver(std::shared_ptr<SocketConnection> connection, handoff::MemoryPlace place);
 

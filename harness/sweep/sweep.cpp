@@ -4,7 +4,6 @@
 #include <omp.h>
 
 #include <algorithm>
-#include <bit>
 #include <exception>
 #include <map>
 #include <memory>
@@ -14,13 +13,13 @@
 #include <thread>
 #include <utility>
 
+#include "harness/identity_hash.hpp"
 #include "harness/interrupt.hpp"
 #include "harness/sweep/checks.hpp"
 #include "harness/sweep/conformance_baseline.hpp"
 #include "harness/sweep/dense_baselines.hpp"
 #include "harness/sweep/mode_checks.hpp"
 #include "models/error.hpp"
-#include "models/sha256.hpp"
 
 namespace loopgauge::harness {
 
@@ -41,55 +40,6 @@ const FaultInfo& fault_info(Fault fault) {
     if (info.fault == fault) return info;
   }
   throw InternalError("a planted fault has no description");
-}
-
-// Text and numbers of a hash input are length-prefixed, so that two different inputs never give the same bytes.
-class IdentityHash {
- public:
-  void text(std::string_view value) {
-    number(static_cast<std::int64_t>(value.size()));
-    hash_.update(value.data(), value.size());
-  }
-  void number(std::int64_t value) {
-    unsigned char bytes[8];
-    for (int i = 0; i < 8; ++i) bytes[i] = static_cast<unsigned char>(static_cast<std::uint64_t>(value) >> (8 * i));
-    hash_.update(bytes, sizeof bytes);
-  }
-  template <class T>
-  void list(const std::vector<T>& values) {
-    number(static_cast<std::int64_t>(values.size()));
-    for (const T value : values) number(value);
-  }
-  std::string hex() { return hash_.hex_digest(); }
-
- private:
-  Sha256 hash_;
-};
-
-void add_trace(IdentityHash& hash, const Trace& trace) {
-  hash.text(trace.name);
-  hash.number(trace.vocab_size);
-  hash.number(static_cast<std::int64_t>(trace.requests.size()));
-  for (const TraceRequest& request : trace.requests) {
-    hash.number(request.id);
-    hash.number(request.arrival);
-    hash.number(request.max_new_tokens);
-    hash.number(request.eos_token_id);
-    hash.number(static_cast<std::int64_t>(request.seed));
-    hash.text(request.task);
-    hash.list(request.prompt);
-    hash.list(request.forced);
-    hash.list(request.exit_depths);
-    hash.list(request.answer_mask);
-    hash.number(std::bit_cast<std::int32_t>(request.temperature));
-    hash.list(request.draft_tokens);
-  }
-  hash.number(static_cast<std::int64_t>(trace.events.size()));
-  for (const TraceEvent& event : trace.events) {
-    hash.number(event.submission);
-    hash.number(static_cast<int>(event.kind));
-    hash.number(event.request);
-  }
 }
 
 CaseResult planned_row(const SweepCase& entry, std::string executor, const ModelConfig& model) {
@@ -425,7 +375,7 @@ std::string request_sha256(const SweepRequest& request, const ModelConfig& model
     hash.text(EffectiveConfig::resolve(entry.value.config, model).canonical_json());
   }
   hash.number(static_cast<std::int64_t>(request.traces.size()));
-  for (const Trace& trace : request.traces) add_trace(hash, trace);
+  for (const Trace& trace : request.traces) hash.trace(trace);
   return hash.hex();
 }
 

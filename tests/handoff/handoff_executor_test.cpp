@@ -4,6 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <thread>
+
 #include "harness/handoff/local_transport.hpp"
 #include "harness/planner/planner.hpp"
 #include "models/error.hpp"
@@ -192,6 +195,73 @@ TEST_F(HandoffRun, ACancelledRequestHoldsNothingOnEitherSideAndDisturbsNobody) {
       }
       EXPECT_TRUE(std::equal(cut.logits.data.begin(), cut.logits.data.end(), whole.requests[0].logits.data.begin())) << what;
       EXPECT_EQ(cut.encoded_frontier.size() * static_cast<std::size_t>(checkpoint_.config.vocab), cut.logits.data.size()) << what;
+    }
+  }
+}
+
+// Writes of this transport never end.
+class StuckSender final : public handoff::SenderTransport {
+ public:
+  explicit StuckSender(std::unique_ptr<handoff::SenderTransport> inner) : inner_(std::move(inner)) {}
+  std::string_view name() const override { return "stuck"; }
+  handoff::Channel& channel() override { return inner_->channel(); }
+  void write(std::uint64_t, const handoff::Memory&, const handoff::Destination&, std::uint64_t) override {}
+  std::vector<handoff::WriteResult> ended() override { return {}; }
+
+ private:
+  std::unique_ptr<handoff::SenderTransport> inner_;
+};
+
+// Writes of this transport take their time.
+class SlowSender final : public handoff::SenderTransport {
+ public:
+  explicit SlowSender(std::unique_ptr<handoff::SenderTransport> inner) : inner_(std::move(inner)) {}
+  std::string_view name() const override { return "slow"; }
+  handoff::Channel& channel() override { return inner_->channel(); }
+  void write(std::uint64_t ticket, const handoff::Memory& source, const handoff::Destination& destination, std::uint64_t offset) override {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    inner_->write(ticket, source, destination, offset);
+  }
+  std::vector<handoff::WriteResult> ended() override { return inner_->ended(); }
+
+ private:
+  std::unique_ptr<handoff::SenderTransport> inner_;
+};
+
+// Also when all of it happens before the decode side asks for the request.
+TEST_F(HandoffRun, TheTimeOfAHandoffBeginsWithTheEndOfThePrompt) {
+  const auto slow = [] {
+    handoff::TransportEnds ends = harness::make_host_transport();
+    ends.sender = std::make_unique<SlowSender>(std::move(ends.sender));
+    return ends;
+  };
+  const EffectiveConfig config = EffectiveConfig::resolve(config_, checkpoint_.config);
+  const Trace trace = trace_of({request(0, 70, 2), request(1, 150, 2)});
+  const auto executor = harness::make_handoff_executor([this] { return reference::make_reference_executor(checkpoint_); }, slow);
+  const RunRecord record = replay(*executor, make_plan(parse_mode("pd"), trace, config), trace, config, {});
+  ASSERT_EQ(record.handoffs.size(), 2u);
+  for (const HandoffRecord& handoff : record.handoffs) EXPECT_GE(handoff.seconds, 0.005) << "request " << handoff.request;
+}
+
+TEST_F(HandoffRun, ATransferThatDoesNotMoveIsGivenUpAfterTheLease) {
+  const auto stuck = [] {
+    handoff::TransportEnds ends = harness::make_host_transport();
+    ends.sender = std::make_unique<StuckSender>(std::move(ends.sender));
+    return ends;
+  };
+  const EffectiveConfig config = EffectiveConfig::resolve(config_, checkpoint_.config);
+  Trace cancelled = trace_of({request(0, 256, 2), request(1, 70, 2)});
+  cancelled.events.push_back({6, TraceEventKind::cancel, 0});  // when the first rows have left
+  for (const auto& [trace, sentence] : {std::pair{trace_of({request(0, 256, 2)}), std::string("was not handed over (expired)")},
+                                        std::pair{cancelled, "request 0 of trace " + cancelled.name + " was cancelled, and its handoff has not ended within the lease"}}) {
+    const auto executor = harness::make_handoff_executor([this] { return reference::make_reference_executor(checkpoint_); }, stuck,
+                                                         {.lease = std::chrono::milliseconds(20)});
+    const Plan plan = make_plan(parse_mode("wcpb+pd"), trace, config);
+    try {
+      static_cast<void>(replay(*executor, plan, trace, config, {}));
+      ADD_FAILURE() << "the run went on";
+    } catch (const FileError& error) {
+      EXPECT_NE(std::string(error.what()).find(sentence), std::string::npos) << error.what();
     }
   }
 }

@@ -61,7 +61,8 @@ def kill_one(options, folder, number, delay, victim):
     where = f"{number}: {victim} killed at {delay:.2f} s, {other} ended with {code} after {took:.1f} s"
     if code == 0:  # it had done everything
         return None if sides[victim].returncode in (0, -9) and "held at the end: nothing" in out else f"{where}\n{out}"
-    alone = "--socket" in out and ("has come" in out or "waits there" in out)  # the victim died before they met
+    # The victim died before they met, or before its first word: nothing had begun.
+    alone = "--socket" in out and ("has come" in out or "waits there" in out) or "handoff socket" in out and "has ended before its first word" in out
     told = "was not handed over" in out and "held here afterwards: nothing" in out
     if code != 3 or not (alone or told):
         return f"{where}\n{out}"

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <filesystem>
 #include <fstream>
 #include <future>
@@ -30,6 +31,24 @@ struct Pair {
   int ends[2] = {-1, -1};  // owned by the connections that are made of them
 };
 
+const harness::RunIdentity kRun{"pd", "t0s0q0", "four", std::string(64, 'a'), std::string(64, 'b')};
+
+// What the two ends of a connection make of each other's greeting: empty when both agree.
+std::array<std::string, 2> greet(harness::SocketConnection& a, harness::SocketConnection& b, MemoryPlace place_a = MemoryPlace::host, MemoryPlace place_b = MemoryPlace::host,
+                                 const harness::RunIdentity& run_a = kRun, const harness::RunIdentity& run_b = kRun) {
+  harness::say_hello(a, place_a, run_a);
+  harness::say_hello(b, place_b, run_b);
+  const auto heard = [](harness::SocketConnection& connection, MemoryPlace place, const harness::RunIdentity& run) -> std::string {
+    try {
+      harness::hear_hello(connection, place, run, kSoon);
+    } catch (const handoff::HandoffError& error) {
+      return error.what();
+    }
+    return {};
+  };
+  return {heard(a, place_a, run_a), heard(b, place_b, run_b)};
+}
+
 TEST(HandoffSocket, CarriesAHandoffWithEveryBit) {
   const Checkpoint checkpoint = tiny_checkpoint();
   const Trace trace = trace_of({request(0, 150, 3), request(1, 70, 2)});
@@ -44,6 +63,7 @@ TEST(HandoffSocket, CarriesAHandoffWithEveryBit) {
     options.stage = Stage::decode;
     options.record = RecordGroups::all();
     decode->begin(trace, config, options);
+    EXPECT_EQ(greet(*to_receiver, *to_sender), (std::array<std::string, 2>{}));
     const auto out = harness::make_socket_sender(to_receiver, MemoryPlace::host);
     const auto in = harness::make_socket_receiver(to_sender, MemoryPlace::host);
     EXPECT_EQ(out->name(), "socket");
@@ -71,14 +91,112 @@ TEST(HandoffSocket, CarriesAHandoffWithEveryBit) {
 TEST(HandoffSocket, EndsThatMoveMemoryOfDifferentPlacesRefuseEachOther) {
   Pair pair;
   const auto a = harness::adopt_socket(pair.ends[0], getpid()), b = harness::adopt_socket(pair.ends[1], getpid());
-  const auto in = harness::make_socket_receiver(b, MemoryPlace::host);
-  const auto device = harness::make_socket_receiver(a, MemoryPlace::device);  // as a sender of device memory begins
-  try {
-    static_cast<void>(in->channel().receive());
-    FAIL() << "nothing was refused";
-  } catch (const handoff::HandoffError& error) {
-    EXPECT_STREQ(error.what(), "handoff socket: the other side moves device memory, this one host memory");
+  EXPECT_EQ(greet(*a, *b, MemoryPlace::host, MemoryPlace::device),
+            (std::array<std::string, 2>{"handoff socket: the other side moves device memory, this one host memory",
+                                        "handoff socket: the other side moves host memory, this one device memory"}));
+}
+
+TEST(HandoffSocket, EndsThatRunDifferentThingsRefuseEachOtherByTheField) {
+  const struct {
+    std::string harness::RunIdentity::*member;
+    const char* name;
+  } fields[] = {{&harness::RunIdentity::mode, "mode"},
+                {&harness::RunIdentity::settings, "settings"},
+                {&harness::RunIdentity::trace, "trace"},
+                {&harness::RunIdentity::trace_sha256, "contents of the trace (SHA-256)"},
+                {&harness::RunIdentity::model_sha256, "model (SHA-256)"}};
+  for (const auto& [member, name] : fields) {
+    Pair pair;
+    const auto a = harness::adopt_socket(pair.ends[0], getpid()), b = harness::adopt_socket(pair.ends[1], getpid());
+    harness::RunIdentity other = kRun;
+    other.*member = "an\x1bother";
+    const auto [here, there] = greet(*a, *b, MemoryPlace::host, MemoryPlace::host, kRun, other);
+    EXPECT_EQ(here, "handoff socket: the two sides run different things: " + std::string(name) + " is 'an?other' there and '" + kRun.*member + "' here");
+    EXPECT_NE(there.find(std::string(name) + " is '" + kRun.*member + "' there"), std::string::npos) << there;
   }
+}
+
+std::string hearing_error(harness::SocketConnection& connection, std::chrono::milliseconds at_most) {
+  try {
+    harness::hear_hello(connection, MemoryPlace::host, kRun, at_most);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "heard";
+}
+
+TEST(HandoffSocket, AnEndThatSaysNothingOrSomethingElseFirstIsRefused) {
+  Pair silent;
+  const auto patient = harness::adopt_socket(silent.ends[0], getpid());
+  EXPECT_NE(hearing_error(*patient, std::chrono::milliseconds(10)).find("says nothing"), std::string::npos);
+  close(silent.ends[1]);
+  EXPECT_NE(hearing_error(*patient, kSoon * 100).find("has ended before its first word"), std::string::npos) << "at once";
+
+  Pair leaving;
+  const auto told = harness::adopt_socket(leaving.ends[0], getpid());
+  {
+    const auto other = harness::adopt_socket(leaving.ends[1], getpid());
+    harness::say_goodbye(*other, "because", kSoon);
+  }
+  EXPECT_NE(hearing_error(*told, kSoon).find("because"), std::string::npos);
+
+  Pair eager;
+  const auto a = harness::adopt_socket(eager.ends[0], getpid()), b = harness::adopt_socket(eager.ends[1], getpid());
+  const auto out = harness::make_socket_sender(b, MemoryPlace::host);
+  out->channel().send(Bytes(3));
+  EXPECT_NE(hearing_error(*a, kSoon).find("does not begin with"), std::string::npos);
+
+  // A first frame of the first version, which ended with the place.
+  Pair old;
+  const auto young = harness::adopt_socket(old.ends[0], getpid());
+  const unsigned char frame[] = {1, 0, 0, 0, 16, 0, 0, 0, 'L', 'G', 'P', 'D', 'S', 'O', 'C', 'K', 1, 0, 0, 0, 0, 0, 0, 0};
+  ASSERT_EQ(send(old.ends[1], frame, sizeof frame, MSG_NOSIGNAL), static_cast<ssize_t>(sizeof frame));
+  EXPECT_EQ(hearing_error(*young, kSoon), "handoff socket: version is 1, here it is 2");
+  close(old.ends[1]);
+}
+
+// A folder of its own, and a plain socket bound in it.
+struct Place {
+  Place() { std::filesystem::create_directories(folder); }
+  ~Place() { std::filesystem::remove_all(folder); }
+  static int bind_at(const std::filesystem::path& path) {
+    const int descriptor = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    path.string().copy(address.sun_path, sizeof address.sun_path - 1);
+    if (bind(descriptor, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) throw std::runtime_error("bind failed");
+    return descriptor;
+  }
+  void await_path() const {
+    for (int i = 0; i < 2000 && !std::filesystem::exists(path); ++i) usleep(1000);
+  }
+  std::size_t entries() const {
+    return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator(folder), std::filesystem::directory_iterator()));
+  }
+  const std::filesystem::path folder = std::filesystem::temp_directory_path() / ("handoff_socket_" + std::to_string(getpid()));
+  const std::filesystem::path path = folder / "socket", lock = folder / "socket.lock";
+};
+
+// Two that come at the same time: the second one does not wait for a lease, it is told.
+TEST(HandoffSocket, ASecondSenderLearnsAtOnceThatAnotherOneIsServed) {
+  const Place place;
+  auto waiting = std::async(std::launch::async, [&] {
+    place.await_path();
+    const auto first = harness::connect_handoffs(place.path, kSoon);
+    std::string answer;
+    try {
+      const auto second = harness::connect_handoffs(place.path, std::chrono::milliseconds(0));
+      harness::say_hello(*second, MemoryPlace::host, kRun);
+      answer = hearing_error(*second, kSoon * 100);
+    } catch (const FileError& error) {
+      answer = error.what();  // the path has gone already
+    }
+    return std::pair(first, answer);
+  });
+  const auto accepted = harness::accept_handoffs(place.path, kSoon * 5);
+  const auto [first, answer] = waiting.get();
+  EXPECT_TRUE(answer.find("ended before its first word") != std::string::npos || answer.find("no decode side waits there") != std::string::npos) << answer;
+  EXPECT_EQ(greet(*accepted, *first), (std::array<std::string, 2>{}));
 }
 
 // A socket that is closed may belong to a process that still has writes under way.
@@ -124,28 +242,6 @@ TEST(HandoffSocket, APeerIsLostWithItsProcessOrItsGoodbye) {
   EXPECT_FALSE(harness::goodbye_came(*watching));
   waitpid(child, nullptr, 0);
 }
-
-// A folder of its own, and a plain socket bound in it.
-struct Place {
-  Place() { std::filesystem::create_directories(folder); }
-  ~Place() { std::filesystem::remove_all(folder); }
-  static int bind_at(const std::filesystem::path& path) {
-    const int descriptor = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    path.string().copy(address.sun_path, sizeof address.sun_path - 1);
-    if (bind(descriptor, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) throw std::runtime_error("bind failed");
-    return descriptor;
-  }
-  void await_path() const {
-    for (int i = 0; i < 2000 && !std::filesystem::exists(path); ++i) usleep(1000);
-  }
-  std::size_t entries() const {
-    return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator(folder), std::filesystem::directory_iterator()));
-  }
-  const std::filesystem::path folder = std::filesystem::temp_directory_path() / ("handoff_socket_" + std::to_string(getpid()));
-  const std::filesystem::path path = folder / "socket", lock = folder / "socket.lock";
-};
 
 std::string accept_error(const std::filesystem::path& path, std::chrono::milliseconds at_most) {
   try {
@@ -222,6 +318,7 @@ TEST(HandoffSocket, GarbageIsRefusedWhateverItIs) {
   {
     Pair pair;
     const auto a = harness::adopt_socket(pair.ends[0], getpid());
+    harness::say_hello(*a, MemoryPlace::host, kRun);
     const auto out = harness::make_socket_sender(a, MemoryPlace::host);
     std::vector<std::byte> bytes(100, std::byte{3});
     out->write(1, {bytes.data(), bytes.size(), -1}, {1, 100}, 0);
@@ -242,10 +339,11 @@ TEST(HandoffSocket, GarbageIsRefusedWhateverItIs) {
     static_cast<void>(in->expose({memory.data(), memory.size(), -1}));
     ASSERT_EQ(send(pair.ends[0], bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
     try {
+      harness::hear_hello(*b, MemoryPlace::host, kRun, std::chrono::milliseconds(0));
       for (int i = 0; i < 4; ++i) {
         if (const auto message = in->channel().receive()) static_cast<void>(handoff::parse_message(*message));
       }
-    } catch (const handoff::HandoffError&) {
+    } catch (const Error&) {  // of what was said, or that nothing was
     }
     close(pair.ends[0]);
   }
