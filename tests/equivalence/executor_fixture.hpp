@@ -2,11 +2,15 @@
 // Common ground of the tests that run whole traces on the device.
 #pragma once
 
+#include <unistd.h>
+
 #include <filesystem>
 #include <memory>
 #include <string>
 
 #include "harness/compare/record_compare.hpp"
+#include "harness/io/checkpoint_writer.hpp"
+#include "harness/io/synthetic_checkpoint.hpp"
 #include "harness/io/trace_file.hpp"
 #include "harness/planner/planner.hpp"
 #include "models/executor.hpp"
@@ -22,6 +26,30 @@ inline const Checkpoint& tiny() {
 }
 
 inline Trace shipped(const std::string& name) { return harness::read_trace(kRoot / "data/traces" / (name + ".h5")); }
+
+// The K/V shape of Ouro-1.4B, 24 layers with 16 heads of 128 channels, around hidden rows of 64 channels: what K/V takes, without the time of the rest.
+inline Checkpoint narrow_ouro_1_4b() {
+  ModelConfig model = harness::preset_config("ouro-1.4b");
+  model.hidden = 64, model.intermediate = 128, model.vocab = 256;
+  const std::filesystem::path folder = std::filesystem::path(::testing::TempDir()) / ("loopgauge-narrow-" + std::to_string(getpid()));
+  harness::write_checkpoint(folder, model, harness::synthetic_values(model, {.seed = 3}), {});
+  Checkpoint narrow = load_checkpoint(folder);
+  std::filesystem::remove_all(folder);
+  return narrow;
+}
+
+// One request with that prompt and one new token.
+inline Trace long_prompt(int length, int vocab) {
+  Trace trace;
+  trace.name = "long-prompt";
+  trace.vocab_size = vocab;
+  TraceRequest request;
+  for (int i = 0; i < length; ++i) request.prompt.push_back(static_cast<std::int32_t>((i * 37 + i / 91) % 251));
+  request.max_new_tokens = 1;
+  request.forced = {1};
+  trace.requests.push_back(request);
+  return trace;
+}
 
 struct Setting {
   std::string switches;

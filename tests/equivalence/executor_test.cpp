@@ -1,18 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The CUDA executor as a whole: its records keep the specification's rules, repeat to the bit in any plan and any company, agree with the
 // reference within its noise, and leave no memory behind.
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdio>
-#include <filesystem>
 
 #include "harness/compare/audit.hpp"
 #include "harness/compare/conformance.hpp"
 #include "harness/compare/memory_model.hpp"
 #include "harness/compare/record_compare.hpp"
-#include "harness/io/checkpoint_writer.hpp"
-#include "harness/io/synthetic_checkpoint.hpp"
 #include "harness/planner/planner.hpp"
 #include "models/executor.hpp"
 #include "reference/reference_executor.hpp"
@@ -235,22 +230,9 @@ TEST_F(ExecutorTest, MemoryEqualsThePrediction) {
 // tokens with everything on, tables and reference state included, against four BF16 planes of it.
 TEST_F(ExecutorTest, APromptOf8192TakesAtMostOnePart5Point7OfFourPlanes) {
   constexpr int kPrompt = 8192;
-  ModelConfig model = harness::preset_config("ouro-1.4b");
-  model.hidden = 64, model.intermediate = 128, model.vocab = 256;
-  const std::filesystem::path folder = std::filesystem::path(::testing::TempDir()) / ("loopgauge-narrow-" + std::to_string(getpid()));
-  harness::write_checkpoint(folder, model, harness::synthetic_values(model, {.seed = 3}), {});
-  const Checkpoint narrow = load_checkpoint(folder);
-  std::filesystem::remove_all(folder);
-
-  Trace trace;
-  trace.name = "eight-thousand";
-  trace.vocab_size = model.vocab;
-  TraceRequest request;
-  for (int i = 0; i < kPrompt; ++i) request.prompt.push_back(static_cast<std::int32_t>((i * 37 + i / 91) % 251));
-  request.max_new_tokens = 1;
-  request.forced = {1};
-  trace.requests.push_back(request);
-
+  const Checkpoint narrow = narrow_ouro_1_4b();
+  const ModelConfig& model = narrow.config;
+  const Trace trace = long_prompt(kPrompt, model.vocab);
   const auto executor = optimized::make_cuda_executor(narrow);
   for (const EncodingPolicy policy : {EncodingPolicy::fixed_prompt, EncodingPolicy::rolling, EncodingPolicy::streaming}) {
     AlgorithmConfig algorithm;

@@ -4,6 +4,8 @@
 #include "harness/handoff/handoff_executor.hpp"
 
 #include <algorithm>
+#include <cstdio>
+#include <map>
 
 #include "harness/handoff/local_transport.hpp"
 #include "models/error.hpp"
@@ -41,6 +43,9 @@ std::unique_ptr<Executor> make_cuda(int device = 0) { return optimized::make_cud
 
 class CudaHandoffTest : public ExecutorTest {
  protected:
+  static std::unique_ptr<optimized::CudaExecutor> executor_of(const Checkpoint& checkpoint, int device = 0) {
+    return optimized::make_cuda_executor(checkpoint, {.device = device});
+  }
   void SetUp() override {
     ExecutorTest::SetUp();
     if (IsSkipped()) return;
@@ -467,6 +472,61 @@ TEST_F(CudaHandoffEndsTest, ChecksumsOfTheDeviceAreThoseOfTheFormat) {
   auto sums = poisoned<std::uint64_t>(regions.size());
   optimized::region_checksums(ranges.as<optimized::RegionBytes>(), sums.as<std::uint64_t>(), static_cast<int>(regions.size()), *stream_);
   EXPECT_TRUE(same_bits(expected, download<std::uint64_t>(sums, regions.size())));
+}
+
+// At the K/V shape of Ouro-1.4B: bytes, latency and temporary memory of the handoff of 8192 tokens, everything on; within a device, and between two where
+// there are two. With the default bounds, and once with wider ones.
+TEST_F(CudaHandoffTest, APromptOf8192CostsAtMostOnePart5Point7OfDenseBf16) {
+  const Checkpoint narrow = narrow_ouro_1_4b();
+  const Trace trace = long_prompt(8192, narrow.config.vocab);
+  const auto config_for = [&](EncodingPolicy policy) {
+    AlgorithmConfig algorithm;
+    apply_switches(algorithm, "t1s1q1");
+    algorithm.kv_residual_quantization.policy = policy;
+    return EffectiveConfig::resolve(algorithm, narrow.config);
+  };
+  constexpr EncodingPolicy kPolicies[] = {EncodingPolicy::rolling, EncodingPolicy::fixed_prompt, EncodingPolicy::streaming};
+  std::map<EncodingPolicy, RunRecord> whole;
+  for (const EncodingPolicy policy : kPolicies) whole[policy] = run(*executor_of(narrow), trace, config_for(policy), {});
+  constexpr harness::HandoffLimits kWide{.partition_bytes = 4u << 20, .bytes_in_flight = 64u << 20, .export_bytes = 128u << 20};
+  std::printf("transport  bounds  policy                bytes    ratio       ms  MB before the prompt's end  MB exported  MB reserved\n");
+  for (int devices = 1; devices <= std::min(2, optimized::device_count()); ++devices) {
+    for (const bool wide : {false, true}) {
+      std::vector<optimized::CudaExecutor*> sides;  // prefill, decode
+      const auto on = [&](int device) {
+        return [&sides, &narrow, device]() -> std::unique_ptr<Executor> {
+          auto executor = executor_of(narrow, device);
+          sides.push_back(executor.get());
+          return executor;
+        };
+      };
+      const auto pair = harness::make_handoff_executor(on(0), on(devices - 1), devices == 2 ? harness::make_peer_transport : harness::make_device_transport,
+                                                       wide ? kWide : harness::HandoffLimits{});
+      for (const EncodingPolicy policy : kPolicies) {
+        if (wide && policy != EncodingPolicy::rolling) continue;
+        const EffectiveConfig config = config_for(policy);
+        const RunRecord handed = run(*pair, trace, config, {}, "pd");
+        expect_identical(whole.at(policy), handed, config.window(), std::string(to_string(policy)));
+        ASSERT_EQ(handed.handoffs.size(), 1u);
+        const HandoffRecord& handoff = handed.handoffs[0];
+        EXPECT_EQ(handoff.outcome, "handed over");
+        EXPECT_EQ(handoff.dense_bytes, std::int64_t{24} * 2 * 16 * 4 * 8192 * 128 * 2);
+        const double ratio = static_cast<double>(handoff.dense_bytes) / static_cast<double>(handoff.bytes);
+        EXPECT_GE(ratio, 5.7) << to_string(policy);
+        EXPECT_GT(handoff.seconds, 0) << to_string(policy);
+        // Peak of temporary memory on either side. The receiver has room for every region at once; both keep what copies and activation are told with.
+        const auto temporary = [&](std::size_t side) {
+          return static_cast<double>(sides.at(side)->memory_usage().peak[static_cast<std::size_t>(MemoryCategory::transfer_buffers)]);
+        };
+        EXPECT_LT(temporary(1), 1.05 * static_cast<double>(handoff.bytes)) << to_string(policy);
+        EXPECT_GE(temporary(1), static_cast<double>(handoff.most_reserved_bytes)) << to_string(policy);
+        EXPECT_LT(temporary(0), 8.0 * static_cast<double>(wide ? kWide.export_bytes : harness::HandoffLimits{}.export_bytes)) << to_string(policy);
+        std::printf("%-9s  %-6s  %-12s  %13lld  %7.3f  %7.3f  %26.1f  %11.1f  %11.1f\n", handoff.transport.c_str(), wide ? "wide" : "normal",
+                    std::string(to_string(policy)).c_str(), static_cast<long long>(handoff.bytes), ratio, handoff.seconds * 1e3,
+                    static_cast<double>(handoff.bytes_before_prompt_end) / 1e6, temporary(0) / 1e6, temporary(1) / 1e6);
+      }
+    }
+  }
 }
 
 TEST_F(CudaHandoffTest, TwoDevicesOfOneHost) {
