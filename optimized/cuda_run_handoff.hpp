@@ -2,6 +2,10 @@
 // The CUDA runtime's ends of a handoff (S-PD-1..8). Regions are copies in device memory, taken by one kernel when they have become final, and
 // stay as they are whatever happens to the request; a transport that moves host memory gets them brought there. What arrives is checked where it
 // lies and put into pages and blocks that were reserved for it.
+//
+// Asynchronous execution keeps its submissions in flight while it exports: a copy follows the work that was issued on the run's stream and is handed
+// out when its event has come. The host must know which rows a region has, so with token selection a region waits for the delivery of the selection;
+// when the prompt is complete there is nothing left to overlap with, and what remains is waited for.
 #pragma once
 
 #include <cstddef>
@@ -55,16 +59,32 @@ class CudaRun::HandoffSource final : public handoff::Source {
     std::map<std::uint32_t, Copy> copies;      // exported and not sent
     std::size_t bytes = 0;                     // of the copies
   };
+  // Regions of a request that are being copied.
+  struct Batch {
+    int request = -1;
+    std::vector<std::uint32_t> numbers;
+    std::vector<std::size_t> sizes;            // by region of the batch, as the next ones
+    std::shared_ptr<RegionMemory> memory;
+    PinnedArena arena;                         // what the copies are told, and what comes back:
+    const std::uint64_t* checksums = nullptr;
+    const std::byte* bytes = nullptr;          // for a transport that moves host memory
+    Event done;
+  };
   Exports& exports(int request);
   bool is_final(const RequestState& s, const handoff::Region& region) const;
-  std::vector<handoff::ExportedRegion> copy(RequestState& s, Exports& e, std::span<const std::uint32_t> numbers);
+  // The host knows which rows of the region's window execute its loop.
+  bool rows_known(const RequestState& s, const handoff::Region& region) const;
+  std::vector<std::uint32_t> take_ready(const RequestState& s, Exports& e, std::size_t most_bytes);
+  void begin_copies(RequestState& s, Exports& e, std::vector<std::uint32_t> numbers);
+  std::vector<handoff::ExportedRegion> collect(int request);
   std::shared_ptr<RegionMemory> take_memory(std::size_t bytes);
 
   CudaRun& run_;
   std::vector<DeviceBuffer> spare_;            // device memory of copies that were sent; outlives the copies
   std::map<int, Exports> exports_;
-  GrowableBuffer positions_, copies_, ranges_, sums_;  // what a copy tells the device, and its checksums
-  PinnedArena arena_;
+  GrowableBuffer positions_, copies_, ranges_, sums_;  // what a copy tells the device, and its checksums; used in the stream's order
+  std::vector<std::unique_ptr<Batch>> under_way_;      // in the stream's order
+  std::vector<std::unique_ptr<Batch>> spare_batches_;  // for their page-locked memory
 };
 
 class CudaRun::HandoffTarget final : public handoff::Target {

@@ -63,31 +63,51 @@ bool CudaRun::HandoffSource::is_final(const RequestState& s, const Region& regio
   throw InternalError("unknown kind of region");
 }
 
-std::vector<handoff::ExportedRegion> CudaRun::HandoffSource::export_ready(int request, std::size_t most_bytes) {
-  const DeviceGuard guard(run_.device_);
-  RequestState& s = run_.requests_.at(static_cast<std::size_t>(request));
-  if (s.slot < 0) return {};
-  Exports& e = exports(request);
+bool CudaRun::HandoffSource::rows_known(const RequestState& s, const Region& region) const {
+  if (region.loop <= 2 || !run_.config_.selects_tokens()) return true;
+  return !s.active[static_cast<std::size_t>(region.loop - 1)][static_cast<std::size_t>(region.positions.begin / run_.config_.window())].empty();
+}
+
+// Regions that can be copied now, up to `most_bytes` with what is held already.
+std::vector<std::uint32_t> CudaRun::HandoffSource::take_ready(const RequestState& s, Exports& e, std::size_t most_bytes) {
+  const bool complete = s.committed == s.prompt_length;
+  bool waited = false;
   std::vector<std::uint32_t> ready;
   std::size_t bytes = e.bytes;
   for (auto next = e.waiting.begin(); next != e.waiting.end();) {
     const Region& region = e.regions[*next];
-    if (!is_final(s, region)) {
+    if (!is_final(s, region) || (!complete && !rows_known(s, region))) {
       ++next;
       continue;
     }
     if ((!e.copies.empty() || !ready.empty()) && bytes + region.capacity > most_bytes) break;
+    if (!waited && !rows_known(s, region)) {
+      run_.settle();
+      waited = true;
+    }
     bytes += region.capacity;
     ready.push_back(*next);
     next = e.waiting.erase(next);
   }
-  if (ready.empty()) return {};
-  run_.settle();  // which rows a selection found may be known to the device alone
-  return copy(s, e, ready);
+  return ready;
+}
+
+std::vector<handoff::ExportedRegion> CudaRun::HandoffSource::export_ready(int request, std::size_t most_bytes) {
+  const DeviceGuard guard(run_.device_);
+  RequestState& s = run_.requests_.at(static_cast<std::size_t>(request));
+  if (s.slot >= 0) {
+    Exports& e = exports(request);
+    if (std::vector<std::uint32_t> ready = take_ready(s, e, most_bytes); !ready.empty()) begin_copies(s, e, std::move(ready));
+  }
+  return collect(request);
 }
 
 // One launch for all regions, and one for their checksums.
-std::vector<handoff::ExportedRegion> CudaRun::HandoffSource::copy(RequestState& s, Exports& e, std::span<const std::uint32_t> numbers) {
+void CudaRun::HandoffSource::begin_copies(RequestState& s, Exports& e, std::vector<std::uint32_t> numbers) {
+  std::unique_ptr<Batch> batch = spare_batches_.empty() ? std::make_unique<Batch>() : std::move(spare_batches_.back());
+  if (!spare_batches_.empty()) spare_batches_.pop_back();
+  PinnedArena& arena = batch->arena;
+  run_.kv_.upload(arena);
   const std::span<const ActivityMap> maps = run_.kv_.maps(s.slot);
   std::vector<std::int32_t> positions;          // of rows that are not encoded, region by region
   std::vector<std::size_t> sizes, offsets, first;
@@ -113,7 +133,7 @@ std::vector<handoff::ExportedRegion> CudaRun::HandoffSource::copy(RequestState& 
   std::byte* const base = memory->device.as<std::byte>();
   std::vector<RegionCopy> copies;
   std::vector<RegionBytes> regions;
-  const std::int32_t* device_positions = positions_.upload<std::int32_t>(positions, arena_, run_.stream_);
+  const std::int32_t* device_positions = positions_.upload<std::int32_t>(positions, arena, run_.stream_);
   for (std::size_t i = 0; i < numbers.size(); ++i) {
     const Region& region = e.regions[numbers[i]];
     std::byte* target = base + offsets[i];
@@ -123,32 +143,63 @@ std::vector<handoff::ExportedRegion> CudaRun::HandoffSource::copy(RequestState& 
       const int loop = std::max(1, region.loop);
       for (int page = region.positions.begin / kPageTokens; page < page_count(region.positions.end); ++page)
         words.push_back(maps[static_cast<std::size_t>(page)].active[loop - 1]);
-      copy_to_device<std::uint64_t>(reinterpret_cast<std::uint64_t*>(target), words, arena_, run_.stream_);
+      copy_to_device<std::uint64_t>(reinterpret_cast<std::uint64_t*>(target), words, arena, run_.stream_);
     } else if (region.kind == RegionKind::final_hidden) {
       LOOPGAUGE_CUDA_CHECK(cudaMemcpyAsync(target, run_.decode_state(s), sizes[i], cudaMemcpyDeviceToDevice, run_.stream_));
     } else if (counts[i] > 0) {
       copies.push_back(copy_of(region, s.slot, counts[i], device_positions + first[i], target));
     }
   }
-  const RegionCopy* tasks = copies_.upload<RegionCopy>(copies, arena_, run_.stream_);
-  const RegionBytes* ranges = ranges_.upload<RegionBytes>(regions, arena_, run_.stream_);
+  const RegionCopy* tasks = copies_.upload<RegionCopy>(copies, arena, run_.stream_);
+  const RegionBytes* ranges = ranges_.upload<RegionBytes>(regions, arena, run_.stream_);
   auto* sums = sums_.reserve<std::uint64_t>(regions.size());
   gather_regions(run_.kv_.view(), tasks, static_cast<int>(copies.size()), run_.stream_);
   region_checksums(ranges, sums, static_cast<int>(regions.size()), run_.stream_);
-  const std::vector<std::uint64_t> checksums = run_.read(sums, regions.size());
-  if (run_.options_.region_memory == handoff::MemoryPlace::host) {
-    memory->host = run_.read(base, total);
-    spare_.push_back(std::move(memory->device));
+  const auto bring = [&]<class T>(const T* source, std::size_t count) {
+    T* target = arena.take<T>(count);
+    if (count != 0) LOOPGAUGE_CUDA_CHECK(cudaMemcpyAsync(target, source, count * sizeof(T), cudaMemcpyDeviceToHost, run_.stream_));
+    return target;
+  };
+  batch->checksums = bring(sums, regions.size());
+  batch->bytes = run_.options_.region_memory == handoff::MemoryPlace::host ? bring(base, total) : nullptr;
+  batch->done.record(run_.stream_);
+  batch->request = s.index;
+  batch->numbers = std::move(numbers);
+  batch->sizes = std::move(sizes);
+  batch->memory = memory;
+  for (std::size_t i = 0; i < batch->numbers.size(); ++i) {
+    e.copies[batch->numbers[i]] = {memory, batch->sizes[i]};
+    e.bytes += batch->sizes[i];
   }
-  arena_.reset();
+  under_way_.push_back(std::move(batch));
+}
 
+// Of the request, what has been copied. Synchronous execution has nothing in flight that waiting would hold up.
+std::vector<handoff::ExportedRegion> CudaRun::HandoffSource::collect(int request) {
   std::vector<handoff::ExportedRegion> exported;
-  for (std::size_t i = 0; i < numbers.size(); ++i) {
-    const bool on_host = run_.options_.region_memory == handoff::MemoryPlace::host;
-    std::byte* data = (on_host ? memory->host.data() : base) + offsets[i];
-    exported.push_back({numbers[i], {data, sizes[i], on_host ? -1 : run_.device_}, checksums[i]});
-    e.copies[numbers[i]] = {memory, sizes[i]};
-    e.bytes += sizes[i];
+  for (auto next = under_way_.begin(); next != under_way_.end();) {
+    Batch& batch = **next;
+    if (batch.request != request) {
+      ++next;
+      continue;
+    }
+    if (!run_.asynchronous()) batch.done.synchronize();
+    const cudaError_t status = cudaEventQuery(batch.done.get());
+    if (status == cudaErrorNotReady) break;
+    LOOPGAUGE_CUDA_CHECK(status);
+    RegionMemory& memory = *batch.memory;
+    if (batch.bytes != nullptr) {
+      memory.host.assign(batch.bytes, batch.bytes + memory.bytes);
+      spare_.push_back(std::move(memory.device));
+    }
+    for (std::size_t i = 0; i < batch.numbers.size(); ++i) {
+      std::byte* data = (batch.bytes != nullptr ? memory.host.data() : memory.device.as<std::byte>()) + memory.offsets[i];
+      exported.push_back({batch.numbers[i], {data, batch.sizes[i], batch.bytes != nullptr ? -1 : run_.device_}, batch.checksums[i]});
+    }
+    batch.arena.reset();
+    batch.memory.reset();
+    spare_batches_.push_back(std::move(*next));
+    next = under_way_.erase(next);
   }
   return exported;
 }
@@ -173,7 +224,8 @@ std::shared_ptr<RegionMemory> CudaRun::HandoffSource::take_memory(std::size_t by
 
 bool CudaRun::HandoffSource::exported_all(int request) const {
   const auto found = exports_.find(request);
-  return found != exports_.end() && found->second.waiting.empty();
+  const auto copies = [&](const std::unique_ptr<Batch>& batch) { return batch->request == request; };
+  return found != exports_.end() && found->second.waiting.empty() && std::none_of(under_way_.begin(), under_way_.end(), copies);
 }
 
 void CudaRun::HandoffSource::sent(int request, std::uint32_t region) {
@@ -186,6 +238,10 @@ void CudaRun::HandoffSource::sent(int request, std::uint32_t region) {
 
 void CudaRun::HandoffSource::release(int request) {
   const DeviceGuard guard(run_.device_);
+  if (std::any_of(under_way_.begin(), under_way_.end(), [&](const auto& batch) { return batch->request == request; })) {
+    run_.stream_.synchronize();
+    collect(request);
+  }
   exports_.erase(request);
   if (exports_.empty()) spare_.clear();
   RequestState& s = run_.requests_.at(static_cast<std::size_t>(request));

@@ -44,7 +44,8 @@ class Source {
   // Regions that have become final since the last call, in any order, each once in the life of the request: rows and activity as (window, loop)
   // completes, encoded streams as they are encoded, the final hidden row with the prompt. They hold about as much memory of their own as
   // `most_bytes` says, one region always may: the others follow when sent() has made room. What is exported is a copy or is held against
-  // flushes, rewinds, evictions and cancellation (S-PD-3): nothing the request does changes it. Waits for the work that produces it.
+  // flushes, rewinds, evictions and cancellation (S-PD-3): nothing the request does changes it. What is still being copied comes with a later call;
+  // a source that executes asynchronously waits for nothing before the prompt is complete.
   virtual std::vector<ExportedRegion> export_ready(int request, std::size_t most_bytes) = 0;
   // Every region has been exported.
   virtual bool exported_all(int request) const = 0;

@@ -410,7 +410,7 @@ TEST_F(CudaHandoffEndsTest, WhatWasExportedDoesNotChangeWithTheRequest) {
   ASSERT_GT(length, window);
   executor_->submit({{{0, RowKind::prefill, 0, window, 1, kLoops}}, {}});
   const auto exported = source.export_ready(0, std::size_t{1} << 30);
-  ASSERT_FALSE(exported.empty());
+  ASSERT_FALSE(exported.empty()) << "synchronous execution has nothing to wait for";
   EXPECT_FALSE(source.exported_all(0));
   std::vector<std::vector<std::byte>> before;
   for (const auto& region : exported) before.push_back(to_host(region.memory));
@@ -419,6 +419,62 @@ TEST_F(CudaHandoffEndsTest, WhatWasExportedDoesNotChangeWithTheRequest) {
   executor_->submit({{}, {{ActionKind::cancel, 0}}});
   for (std::size_t i = 0; i < exported.size(); ++i) EXPECT_EQ(before[i], to_host(exported[i].memory)) << i;
   EXPECT_GT(executor_->finish().held_at_drain.transfers, 0);
+}
+
+// With two submissions in flight the host does not know yet what was selected in the first one when it could be exported: nothing is waited for, and
+// in the end every byte is the same.
+TEST_F(CudaHandoffEndsTest, AnAsynchronousPrefillExportsTheSameBytesAndWaitsForNoSelection) {
+  const Exported expected = compute_prompt(handoff::MemoryPlace::device);
+  for (const handoff::MemoryPlace place : {handoff::MemoryPlace::device, handoff::MemoryPlace::host}) {
+    RunOptions options;
+    options.stage = Stage::prefill;
+    options.region_memory = place;
+    options.submissions_in_flight = 2;
+    executor_->begin(trace_, *config_, options);
+    handoff::Source& source = *executor_->handoff_source();
+    const auto regions = handoff::regions_of(source.describe(0));
+    Exported exported;
+    exported.bytes.resize(regions.size());
+    exported.summaries.resize(regions.size());
+    int latest_loop = 0;
+    const auto take = [&] {
+      for (const handoff::ExportedRegion& region : source.export_ready(0, std::size_t{1} << 30)) {
+        latest_loop = std::max(latest_loop, regions[region.region].loop);
+        exported.bytes[region.region] = to_host(region.memory);
+        exported.summaries[region.region] = {region.memory.bytes, region.checksum};
+        source.sent(0, region.region);
+      }
+    };
+    const int length = trace_.requests[0].prompt_length(), window = config_->window();
+    ASSERT_GT(length, 2 * window);
+    for (int begin = 0; begin < length; begin += window) {
+      executor_->submit({{{0, RowKind::prefill, begin, std::min(begin + window, length), 1, kLoops}}, {}});
+      take();
+      if (begin == 0) {
+        EXPECT_LE(latest_loop, 2) << "the first selection has not been delivered";
+      }
+    }
+    while (!source.exported_all(0)) take();
+    EXPECT_EQ(exported.bytes, expected.bytes);
+    EXPECT_EQ(exported.summaries, expected.summaries);
+    source.release(0);
+    EXPECT_EQ(describe(executor_->finish().held_at_drain), "");
+  }
+}
+
+// A request that is cancelled while its regions are being copied.
+TEST_F(CudaHandoffEndsTest, WhatIsReleasedWhileItIsCopiedIsFree) {
+  RunOptions options;
+  options.stage = Stage::prefill;
+  options.region_memory = handoff::MemoryPlace::device;
+  options.submissions_in_flight = 2;
+  executor_->begin(trace_, *config_, options);
+  handoff::Source& source = *executor_->handoff_source();
+  executor_->submit({{{0, RowKind::prefill, 0, config_->window(), 1, kLoops}}, {}});
+  static_cast<void>(source.export_ready(0, std::size_t{1} << 30));
+  executor_->submit({{}, {{ActionKind::cancel, 0}}});
+  source.release(0);
+  EXPECT_EQ(describe(executor_->finish().held_at_drain), "");
 }
 
 TEST_F(CudaHandoffEndsTest, WhatHasNoRoomIsRefusedAndNothingIsHeld) {
