@@ -4,7 +4,8 @@
 nothing held; then two fresh ones must do the whole case, with the digests of a run in one process. On a GPU that nobody else uses its memory must be
 what it was.
 
-usage: kill_sides.py PROGRAM [--executor NAME] [--kills N] [--at-once N] [--case CASE] [--seed N] [--device-memory GPU] [--seconds N]
+usage: kill_sides.py PROGRAM [--executor NAME] [--kills N] [--at-once N] [--case CASE] [--seed N] [--device-memory GPU] [--seconds N] [--lease N]
+exit code 0: all as it must be; 1: not; 77: the executor cannot run here.
 """
 import argparse
 import concurrent.futures
@@ -18,7 +19,7 @@ import time
 
 
 def start(options, side, socket):
-    command = [options.program, "pd", side, options.case, "--socket", socket, "--executor", options.executor, "--lease", "5"]
+    command = [options.program, "pd", side, options.case, "--socket", socket, "--executor", options.executor, "--lease", str(options.lease)]
     if side == "serve":
         command.append("--digest")
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -84,11 +85,17 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device-memory", metavar="GPU", help="compare this GPU's memory before and after, by nvidia-smi")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no kill after so long")
+    parser.add_argument("--lease", type=float, default=5, help="of both sides, in seconds")
     options = parser.parse_args()
     draw = random.Random(options.seed)
     end = time.monotonic() + options.seconds
     with tempfile.TemporaryDirectory() as folder:
-        run = subprocess.run([options.program, "run", options.case, "--executor", options.executor, "--digest"], capture_output=True, text=True, check=True)
+        run = subprocess.run([options.program, "run", options.case, "--executor", options.executor, "--digest"], capture_output=True, text=True)
+        if run.returncode == 4:
+            print(run.stderr.strip())
+            return 77
+        if run.returncode != 0:
+            raise AssertionError(f"the case alone: {run.returncode}\n{run.stdout}\n{run.stderr}")
         expected, seconds = whole(options, folder)
         faults = []
         if any(digests(run.stdout)[name] != digest for name, digest in expected.items()) or len(expected) < 8:
