@@ -14,7 +14,8 @@ namespace loopgauge::harness {
 using ExecutorFactory = std::function<std::unique_ptr<Executor>()>;
 using TransportFactory = std::function<handoff::TransportEnds()>;
 
-// The second executor is made when the first plan of handoffs begins; a transport serves one run. What `make` throws, this throws at once.
+// The second executor is made when the first plan of handoffs begins; a transport serves one run. What `make` throws, this throws at once. A request that
+// is not handed over, or whose transfer does not move for `limits.lease`, ends the run: submit() throws FileError naming it.
 std::unique_ptr<Executor> make_handoff_executor(ExecutorFactory make, TransportFactory transport, HandoffLimits limits = {});
 // The same with two of different kinds; plans without handoffs are run by the first.
 std::unique_ptr<Executor> make_handoff_executor(ExecutorFactory prefill, ExecutorFactory decode, TransportFactory transport, HandoffLimits limits = {});
