@@ -292,13 +292,54 @@ __device__ __forceinline__ void finish_tile(const Launch& launch, const Phase& p
   }
 }
 
+// Where k and v of the rows belong, and their positions.
+struct Places {
+  Bfloat16* key_pages[kMostProjectionRows];  // where the row's key of head 0 belongs; null: nowhere
+  std::int32_t positions[kMostProjectionRows];
+};
+
+// Finds the place of the row `threadIdx.x`. Each load needs the one before, and loads wait behind the weights that are on their way: one step a
+// product, so that nobody waits for them.
+class PlaceSearch {
+ public:
+  __device__ bool done() const { return step_ == 4; }
+  __device__ __forceinline__ void step(const DecodeProjectionsArguments& a, Places& places) {
+    const int step = step_++;
+    if (threadIdx.x >= a.rows) return;
+    switch (step) {
+      case 0:
+        row_ = a.query_rows[threadIdx.x];
+        position_ = a.positions[threadIdx.x];
+        break;
+      case 1:
+        if (row_.request >= 0) pages_ = a.kv.requests[row_.request].pages;
+        break;
+      case 2:
+        if (row_.request >= 0) page_ = pages_[row_.position / kPageTokens].bf16[row_.loop - 1];
+        break;
+      case 3:
+        places.positions[threadIdx.x] = position_;
+        places.key_pages[threadIdx.x] =
+            row_.request < 0 ? nullptr
+                             : reinterpret_cast<Bfloat16*>(page_) + page_row_offset(a.kv.shape, a.next_layer, KvTensor::k, 0, row_.position % kPageTokens);
+        break;
+    }
+  }
+
+ private:
+  int step_ = 0;
+  QueryRow row_{};
+  std::int32_t position_ = 0;
+  const PageTableEntry* pages_ = nullptr;
+  std::uint64_t page_ = 0;
+};
+
 template <int kStages>
 __global__ void __launch_bounds__(kThreads, 1) decode_projections_kernel(const __grid_constant__ Launch launch) {
   extern __shared__ __align__(128) char shared[];
   __shared__ Shares shares[2];          // of a tile while that of the next is made
   __shared__ float inverse[kMostProjectionRows];
-  __shared__ Bfloat16* key_pages[kMostProjectionRows];  // where the row's key of head 0 belongs; null: nowhere
-  __shared__ std::int32_t positions[kMostProjectionRows];
+  __shared__ Places places;
   const DecodeProjectionsArguments& a = launch.a;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, quarter = lane % 4;
 
@@ -323,24 +364,18 @@ __global__ void __launch_bounds__(kThreads, 1) decode_projections_kernel(const _
   asm volatile("griddepcontrol.wait;" ::: "memory");
   asm volatile("griddepcontrol.launch_dependents;");
 
-  if (a.qkv_weight != nullptr && threadIdx.x < a.rows) {
-    const QueryRow row = a.query_rows[threadIdx.x];
-    positions[threadIdx.x] = a.positions[threadIdx.x];
-    Bfloat16* place = nullptr;
-    if (row.request >= 0) {
-      place = reinterpret_cast<Bfloat16*>(a.kv.requests[row.request].pages[row.position / kPageTokens].bf16[row.loop - 1]) +
-              page_row_offset(a.kv.shape, a.next_layer, KvTensor::k, 0, row.position % kPageTokens);
-    }
-    key_pages[threadIdx.x] = place;
-  }
-
   // The pieces of a stage that this thread reads: of weight rows `group` and `group` + 8, 16 bytes of every chunk.
   const char* const read_base = ring_memory + group * kStageRowBytes;
   const int swap = group % 2 * 4;
+  PlaceSearch search;
   int slot = 0, buffer = 0;
   for (int index = 0; index < launch.phase_count; ++index) {
     const Phase& phase = launch.phases[index];
     if (index > 0) meet(a.arrivals + index);
+    if (a.qkv_weight != nullptr) {
+      do search.step(a, places);
+      while (index + 1 == launch.phase_count && !search.done());  // the last product needs them
+    }
     wait_copies<kStages>();  // the norm weights, which every thread has copied a part of
     if (phase.input != Input::rows) {
       const int threads = 32 * warps_of_row(a.rows), pieces = (a.hidden / 8 + threads - 1) / threads;
@@ -408,7 +443,7 @@ __global__ void __launch_bounds__(kThreads, 1) decode_projections_kernel(const _
       for (int e = 0; e < 4; ++e) mine[warp][quarter * 2 + e % 2][e / 2 * 8 + group] = sums[e];
       __syncthreads();
       // Half of the warps finish this tile, the other half the next: the ends of tiles, SwiGLU's above all, run beside products.
-      if (warp / 4 == buffer) finish_tile(launch, phase, tile, mine, threadIdx.x % 128, key_pages, positions);
+      if (warp / 4 == buffer) finish_tile(launch, phase, tile, mine, threadIdx.x % 128, places.key_pages, places.positions);
       buffer ^= 1;
     }
   }
