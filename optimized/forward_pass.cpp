@@ -30,6 +30,7 @@ ForwardPass::ForwardPass(const ForwardContext& context)
       logits_(*context.allocator, MemoryCategory::workspace),
       projection_arrivals_(*context.allocator, MemoryCategory::workspace),
       attention_workspace_(*context.allocator, MemoryCategory::workspace),
+      attention_arrivals_(*context.allocator, MemoryCategory::workspace),
       attention_logits_(*context.allocator, MemoryCategory::workspace),
       row_sources_(*context.allocator, MemoryCategory::workspace),
       rows_(*context.allocator, MemoryCategory::workspace),
@@ -116,7 +117,7 @@ std::uint64_t ForwardPass::address_version() const {
   std::uint64_t growths = 0;
   for (const GrowableBuffer* buffer :
        {&stream_rows_, &previous_, &output_, &normed_, &qkv_, &attended_, &projected_, &gate_up_, &activated_, &scores_, &projection_arrivals_, &attention_workspace_,
-        &attention_logits_, &row_sources_, &rows_, &written_rows_, &dense_rows_, &reference_rows_, &sparse_rows_, &positions_, &tokens_, &sources_of_states_,
+        &attention_arrivals_, &attention_logits_, &row_sources_, &rows_, &written_rows_, &dense_rows_, &reference_rows_, &sparse_rows_, &positions_, &tokens_, &sources_of_states_,
         &targets_of_states_}) {
     growths += buffer->growths();
   }

@@ -34,6 +34,12 @@ void ForwardPass::decode_attention(const RowBatch& batch, int layer, KvCache& kv
   const cudaStream_t stream = context_.stream;
   const int rows = batch.decode_rows;
   const std::int64_t q_stride = 3 * static_cast<std::int64_t>(width_);
+  const std::uint64_t growths = attention_arrivals_.growths();
+  const std::size_t arrivals = static_cast<std::size_t>(rows) * shape_.heads;
+  attention_arrivals_.reserve<std::uint32_t>(arrivals);
+  if (attention_arrivals_.growths() != growths) {  // every launch leaves them zero
+    LOOPGAUGE_CUDA_CHECK(cudaMemsetAsync(attention_arrivals_.data(), 0, arrivals * sizeof(std::uint32_t), stream));
+  }
   if (kinds_.dense) {
     AttentionDecodeArguments arguments;
     arguments.kv = kv.view();
@@ -43,8 +49,10 @@ void ForwardPass::decode_attention(const RowBatch& batch, int layer, KvCache& kv
     arguments.rows = dense_rows_.as<QueryRow>();
     arguments.row_count = rows;
     arguments.max_length = max_length_;
+    arguments.encoded_history = kv.quantized();
     arguments.output = attended_.as<Bfloat16>();
-    arguments.workspace = attention_workspace_.reserve<std::byte>(attention_decode_workspace_bytes(shape_, rows, context_.max_positions));
+    arguments.workspace = attention_workspace_.reserve<std::byte>(attention_decode_workspace_bytes(shape_, rows));
+    arguments.arrivals = attention_arrivals_.as<std::uint32_t>();
     arguments.fault = context_.fault;
     attention_decode(arguments, stream);
   }
@@ -62,7 +70,9 @@ void ForwardPass::decode_attention(const RowBatch& batch, int layer, KvCache& kv
     arguments.reference = references->view();
     arguments.logit_stride = page_count(context_.max_positions) * kPageTokens;
     arguments.logits = attention_logits_.reserve<float>(static_cast<std::size_t>(rows) * shape_.heads * arguments.logit_stride);
+    arguments.encoded_history = kv.quantized();
     arguments.output = output;
+    arguments.arrivals = attention_arrivals_.as<std::uint32_t>();
     arguments.workspace = attention_workspace_.reserve<std::byte>(reference_statistics_workspace_bytes(shape_, rows, context_.max_positions));
     arguments.numeric_fault = numeric_fault;
     arguments.fault = context_.fault;

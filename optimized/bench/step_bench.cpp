@@ -351,6 +351,8 @@ class StepBench {
     GrowableBuffer workspace(allocator_, MemoryCategory::workspace), rows(allocator_, MemoryCategory::workspace), logits(allocator_, MemoryCategory::workspace);
     DeviceBuffer fault = allocator_.allocate(MemoryCategory::workspace, sizeof(std::uint64_t));
     LOOPGAUGE_CUDA_CHECK(cudaMemsetAsync(fault.data(), 0xFF, sizeof(std::uint64_t), stream_));
+    DeviceBuffer arrivals = allocator_.allocate_array<std::uint32_t>(MemoryCategory::workspace, static_cast<std::size_t>(batch) * model_.heads);
+    LOOPGAUGE_CUDA_CHECK(cudaMemsetAsync(arrivals.data(), 0, arrivals.size_bytes(), stream_));
     const auto per_layer = [&](auto&& work) {
       Timing timing = timed(options_.repeats, [&] {
         for (int layer = 0; layer < model_.layers; ++layer) work(layer);
@@ -372,7 +374,9 @@ class StepBench {
       arguments.row_count = batch;
       arguments.max_length = context + 1;
       arguments.output = output.as<Bfloat16>();
-      arguments.workspace = workspace.reserve<std::byte>(attention_decode_workspace_bytes(kv_shape_, batch, context + 1));
+      arguments.encoded_history = state.encoded > 0;
+      arguments.workspace = workspace.reserve<std::byte>(attention_decode_workspace_bytes(kv_shape_, batch));
+      arguments.arrivals = arrivals.as<std::uint32_t>();
       const Timing timing = per_layer([&](int layer) {
         arguments.layer = layer;
         attention_decode(arguments, stream_);
@@ -395,6 +399,8 @@ class StepBench {
     arguments.reference = state.references->view();
     arguments.logit_stride = page_count(context + 1) * kPageTokens;
     arguments.logits = logits.reserve<float>(static_cast<std::size_t>(batch) * model_.heads * arguments.logit_stride);
+    arguments.encoded_history = state.encoded > 0;
+    arguments.arrivals = arrivals.as<std::uint32_t>();
     arguments.output = output.as<Bfloat16>();
     arguments.workspace = workspace.reserve<std::byte>(reference_statistics_workspace_bytes(kv_shape_, batch, context + 1));
     arguments.numeric_fault = fault.as<std::uint64_t>();

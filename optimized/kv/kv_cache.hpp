@@ -84,6 +84,7 @@ class KvCache {
   KvCache& operator=(const KvCache&) = delete;
 
   const KvShape& shape() const { return shape_; }
+  bool quantized() const { return storage_.quantized(); }
 
   // A slot for a request of at most `max_positions` positions. Closing frees pages, blocks and tables.
   int open_request(int max_positions);

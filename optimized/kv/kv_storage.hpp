@@ -36,6 +36,8 @@ class KvStorage {
  public:
   KvStorage(const KvShape& shape, DeviceAllocator& allocator, cudaStream_t stream, const KvCacheOptions& options);
 
+  bool quantized() const { return options_.quantized; }
+
   // From the free list, or fresh. Throws DeviceMemoryError; nothing changes then.
   PageHandle take_page();
   BlockHandle make_block(PositionRange positions, const std::array<std::uint32_t, kLoops>& rows);

@@ -3,34 +3,13 @@
 
 #include <algorithm>
 
+#include "optimized/ops/dense_attention.cuh"
 #include "optimized/ops/split_attention.cuh"
 #include "optimized/ops/split_launch.cuh"
 #include "optimized/runtime/cuda_check.hpp"
 
 namespace loopgauge::optimized {
 namespace {
-
-// grid (heads, rows), head_dim threads.
-template <int kHeadDim>
-__global__ void reference_combine_kernel(split::Partials partials, const QueryRow* rows, KvShape shape, int layer, ReferenceView reference,
-                                         __nv_bfloat16* output) {
-  extern __shared__ float weights[];
-  const int head = blockIdx.x, row_index = blockIdx.y;
-  const QueryRow row = rows[row_index];
-  if (row.request < 0) return;
-  const int splits = row.position / kSplitTokens + 1;
-  const std::size_t head_index = static_cast<std::size_t>(row_index) * shape.heads + head;
-  float maximum, sum;
-  const float value = split::combine_splits<kHeadDim>(partials, head_index * partials.splits, splits, weights, maximum, sum);
-  const float o_ref = __fdiv_rn(value, sum);
-  const std::size_t state = reference_index(shape, row.reference, layer, head);
-  reference.o_ref[state * kHeadDim + threadIdx.x] = o_ref;
-  output[head_index * kHeadDim + threadIdx.x] = __float2bfloat16_rn(o_ref);
-  if (threadIdx.x == 0) {
-    reference.maximum[state] = maximum;
-    reference.sum[state] = sum;
-  }
-}
 
 // grid (heads, rows), head_dim threads. The splits share one maximum, so their sums add directly.
 template <int kHeadDim>
@@ -59,15 +38,13 @@ split::Arguments split_arguments(const ReferenceStatisticsArguments& a, const sp
 
 template <int kHeadDim>
 void launch_statistics(const ReferenceStatisticsArguments& a, cudaStream_t stream) {
-  const int splits = split::split_count(a.max_length, kSplitTokens);
-  const split::Partials partials = split::partials_at(a.workspace, a.kv.shape, a.row_count, splits);
-  const dim3 grid(splits, a.kv.shape.heads, a.row_count);
-  split::split_attention_kernel<kHeadDim, kSplitTokens / kPageTokens, split::Purpose::statistics>
-      <<<grid, split::kThreads, 0, stream>>>(split_arguments(a, partials));
-  LOOPGAUGE_CUDA_CHECK_LAUNCH("reference_statistics");
-  reference_combine_kernel<kHeadDim><<<dim3(a.kv.shape.heads, a.row_count), kHeadDim, splits * sizeof(float), stream>>>(
-      partials, a.rows, a.kv.shape, a.layer, a.reference, a.output);
-  LOOPGAUGE_CUDA_CHECK_LAUNCH("reference_combine");
+  const dense::Arguments arguments{a.kv,     a.layer,        a.q,             a.q_row_stride, a.rows,                           a.reference,
+                                   a.logits, a.logit_stride, a.numeric_fault, a.output,       static_cast<float*>(a.workspace), a.arrivals, a.fault};
+  if (a.encoded_history) {
+    dense::launch<kHeadDim, true, true>(arguments, a.row_count, a.max_length, stream);
+  } else {
+    dense::launch<kHeadDim, false, true>(arguments, a.row_count, a.max_length, stream);
+  }
 }
 
 template <int kHeadDim>
@@ -86,7 +63,8 @@ void launch_contribution(const ReferenceStatisticsArguments& a, cudaStream_t str
 }  // namespace
 
 std::size_t reference_statistics_workspace_bytes(const KvShape& shape, int row_count, int max_length) {
-  return split::partial_bytes(shape, row_count, split::split_count(max_length, std::min(kSplitTokens, kCorrectionSplitTokens)));
+  return std::max(dense::chain_bytes(shape, row_count),
+                  split::partial_bytes(shape, row_count, split::split_count(max_length, kCorrectionSplitTokens)));
 }
 
 void reference_statistics(const ReferenceStatisticsArguments& arguments, cudaStream_t stream) {

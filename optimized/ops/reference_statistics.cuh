@@ -24,8 +24,10 @@ struct ReferenceStatisticsArguments {
   ReferenceView reference;
   float* logits = nullptr;          // [rows, heads, logit_stride]: scaled FP32 logits of positions 0..position; scratch of this layer
   std::int64_t logit_stride = 0;    // >= max_length
+  bool encoded_history = true;      // as in AttentionDecodeArguments
   __nv_bfloat16* output = nullptr;  // [rows, heads * head_dim]: bf16(O_ref)
   void* workspace = nullptr;        // reference_statistics_workspace_bytes
+  std::uint32_t* arrivals = nullptr;       // as in AttentionDecodeArguments
   std::uint64_t* numeric_fault = nullptr;  // one word, see numeric_fault.hpp; lowered when a logit is not finite
   Fault fault = Fault::none;
 };

@@ -34,12 +34,18 @@ Batch random_batch(const History& history, const std::vector<int>& positions, co
   return batch;
 }
 
-std::vector<std::uint16_t> run(History& history, int layer, const Batch& batch, int max_length, Fault fault = Fault::none) {
+enum class Kernel { narrowest, general };  // without encoded rows there are two that give the same bits
+
+std::vector<std::uint16_t> run(History& history, int layer, const Batch& batch, int max_length, Fault fault = Fault::none,
+                               Kernel kernel = Kernel::narrowest) {
   optimized::DeviceAllocator& allocator = history.allocator();
   const auto rows = static_cast<int>(batch.rows.size());
   DeviceArray<std::uint16_t> q(allocator, batch.q), output(allocator, batch.q.size());
   DeviceArray<optimized::QueryRow> device_rows(allocator, batch.rows);
-  DeviceArray<std::uint8_t> workspace(allocator, optimized::attention_decode_workspace_bytes(history.kv_shape(), rows, max_length));
+  DeviceArray<std::uint8_t> workspace(allocator, optimized::attention_decode_workspace_bytes(history.kv_shape(), rows));
+  DeviceArray<std::uint32_t> arrivals(allocator, std::vector<std::uint32_t>(batch.rows.size() * static_cast<std::size_t>(history.model().heads)));
+  const bool encoded =
+      std::any_of(batch.rows.begin(), batch.rows.end(), [](const optimized::QueryRow& row) { return row.encoded_frontier > 0; });
   optimized::attention_decode({.kv = history.cache().view(),
                                .layer = layer,
                                .q = reinterpret_cast<const __nv_bfloat16*>(q.data()),
@@ -47,10 +53,13 @@ std::vector<std::uint16_t> run(History& history, int layer, const Batch& batch, 
                                .rows = device_rows.data(),
                                .row_count = rows,
                                .max_length = max_length,
+                               .encoded_history = encoded || kernel == Kernel::general,
                                .output = reinterpret_cast<__nv_bfloat16*>(output.data()),
                                .workspace = workspace.data(),
+                               .arrivals = arrivals.data(),
                                .fault = fault},
                               history.stream());
+  for (const std::uint32_t count : arrivals.download()) EXPECT_EQ(count, 0u) << "arrivals of the next launch";
   return output.download();
 }
 
@@ -103,7 +112,9 @@ TEST_P(AttentionDecode, Bf16PlanesMatchTheReference) {
   const Batch batch = random_batch(history, positions, {0}, 11);
   ErrorCheck check;
   for (int layer = 0; layer < history.model().layers; ++layer) {
-    compare(history, batch, run(history, layer, batch, longest(batch)), layer, check);
+    const auto actual = run(history, layer, batch, longest(batch));
+    compare(history, batch, actual, layer, check);
+    EXPECT_EQ(run(history, layer, batch, longest(batch), Fault::none, Kernel::general), actual) << "the kernel that also reads encoded rows";
   }
   check.expect_within("attention_decode, BF16", output_tolerance().differing_share);
 }

@@ -48,6 +48,7 @@ TEST_P(ReferenceStatistics, LogitsSelectionMassAndContributions) {
   DeviceArray<std::uint16_t> q(allocator, q_host), output(allocator, q_host.size()), plain(allocator, q_host.size());
   DeviceArray<optimized::QueryRow> device_rows(allocator, rows);
   DeviceArray<std::uint8_t> workspace(allocator, optimized::reference_statistics_workspace_bytes(shape, row_count, c.positions));
+  DeviceArray<std::uint32_t> arrivals(allocator, std::vector<std::uint32_t>(rows.size() * static_cast<std::size_t>(shape.heads)));
   DeviceArray<float> logits(allocator, rows.size() * static_cast<std::size_t>(shape.heads * c.positions));
   const auto* q_data = reinterpret_cast<const __nv_bfloat16*>(q.data());
   const optimized::ReferenceStatisticsArguments arguments{.kv = history.cache().view(),
@@ -62,6 +63,7 @@ TEST_P(ReferenceStatistics, LogitsSelectionMassAndContributions) {
                                                           .logit_stride = c.positions,
                                                           .output = reinterpret_cast<__nv_bfloat16*>(output.data()),
                                                           .workspace = workspace.data(),
+                                                          .arrivals = arrivals.data(),
                                                           .numeric_fault = history.numeric_fault()};
   optimized::reference_statistics(arguments, history.stream());
   optimized::select_keys({.shape = shape,
@@ -85,7 +87,8 @@ TEST_P(ReferenceStatistics, LogitsSelectionMassAndContributions) {
                                .row_count = row_count,
                                .max_length = c.positions,
                                .output = reinterpret_cast<__nv_bfloat16*>(plain.data()),
-                               .workspace = workspace.data()},
+                               .workspace = workspace.data(),
+                               .arrivals = arrivals.data()},
                               history.stream());
   EXPECT_EQ(output.download(), plain.download()) << "bf16(O_ref) and attention_decode";
 
@@ -169,6 +172,7 @@ TEST(ReferenceStatisticsDevice, NonFiniteLogitIsReported) {
   DeviceArray<std::uint16_t> q(allocator, q_host), output(allocator, width);
   DeviceArray<optimized::QueryRow> rows(allocator, std::vector<optimized::QueryRow>{{history.request(), 99, 2, 0, 0}});
   DeviceArray<std::uint8_t> workspace(allocator, optimized::reference_statistics_workspace_bytes(shape, 1, 100));
+  DeviceArray<std::uint32_t> arrivals(allocator, std::vector<std::uint32_t>(static_cast<std::size_t>(shape.heads)));
   DeviceArray<float> logits(allocator, static_cast<std::size_t>(shape.heads) * 100);
   optimized::reference_statistics({.kv = history.cache().view(),
                                    .layer = 1,
@@ -182,6 +186,7 @@ TEST(ReferenceStatisticsDevice, NonFiniteLogitIsReported) {
                                    .logit_stride = 100,
                                    .output = reinterpret_cast<__nv_bfloat16*>(output.data()),
                                    .workspace = workspace.data(),
+                                   .arrivals = arrivals.data(),
                                    .numeric_fault = history.numeric_fault()},
                                   history.stream());
   ASSERT_NE(history.numeric_fault_word(), optimized::kNoNumericFault);

@@ -173,6 +173,7 @@ TEST(SparseCorrectionDevice, AllKeysGiveDenseAttention) {
   DeviceArray<std::uint16_t> q(allocator, batch.q), output(allocator, width), dense(allocator, width);
   DeviceArray<optimized::QueryRow> rows(allocator, batch.rows);
   DeviceArray<std::uint8_t> workspace(allocator, optimized::reference_statistics_workspace_bytes(shape, 1, 500));
+  DeviceArray<std::uint32_t> arrivals(allocator, std::vector<std::uint32_t>(static_cast<std::size_t>(shape.heads)));
   DeviceArray<float> logits(allocator, static_cast<std::size_t>(shape.heads) * 500);
   const optimized::ReferenceStatisticsArguments arguments{.kv = history.cache().view(),
                                                           .layer = kLayer,
@@ -186,6 +187,7 @@ TEST(SparseCorrectionDevice, AllKeysGiveDenseAttention) {
                                                           .logit_stride = 500,
                                                           .output = reinterpret_cast<__nv_bfloat16*>(output.data()),
                                                           .workspace = workspace.data(),
+                                                          .arrivals = arrivals.data(),
                                                           .numeric_fault = history.numeric_fault()};
   optimized::reference_statistics(arguments, history.stream());
   for (int head = 0; head < shape.heads; ++head) {
@@ -217,7 +219,8 @@ TEST(SparseCorrectionDevice, AllKeysGiveDenseAttention) {
                                .row_count = 1,
                                .max_length = 500,
                                .output = reinterpret_cast<__nv_bfloat16*>(dense.data()),
-                               .workspace = workspace.data()},
+                               .workspace = workspace.data(),
+                               .arrivals = arrivals.data()},
                               history.stream());
   const auto expected = dense.download();
   for (std::size_t i = 0; i < width; ++i) {

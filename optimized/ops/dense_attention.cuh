@@ -1,0 +1,1039 @@
+// SPDX-License-Identifier: Apache-2.0
+// The dense split-KV reader behind attention_decode and reference_statistics: every key 0..position of one query row and head.
+//
+// A CTA walks splits of 256 absolute positions of one (row, head). Its consumer warps read tiles that one producer warp keeps in flight with
+// bulk copies, a ring of stages for each consumer, and what a consumer reads at a time gives one partial result (maximum, sum, output): 32
+// BF16 rows, or the encoded rows of a page. One more warp combines these. The order is fixed by absolute positions alone: the partial
+// results of a split ascending, the splits of one residue modulo kChains ascending into a chain, the chains ascending. So neither the number
+// of CTAs of a (row, head), nor the batch, nor the length of the grid reaches a bit of the result.
+//
+// Encoded rows are multiplied as integers. The codes of a row are unsigned bytes of mma.sync operand A; the other operand holds the digits
+// to base 256 of a fixed-point number, q * scale (K, four signed digits) or probability * scale (V, four unsigned digits), one digit a
+// column. Integer sums are exact in any order, so sum of code * weight - sum of center * weight cancels exactly, where `center` is the code
+// nearest to the value zero: what is rounded is in proportion to the reconstructed values, not to the codes and minima that make them up.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "models/fault.hpp"
+#include "optimized/kv/kv_layout.hpp"
+#include "optimized/kv/numeric_fault.hpp"
+#include "optimized/kv/reference_store.hpp"
+#include "optimized/runtime/cuda_check.hpp"
+
+namespace loopgauge::optimized::dense {
+
+struct Arguments {
+  KvView kv;
+  int layer;
+  const __nv_bfloat16* q;
+  std::int64_t q_row_stride;
+  const QueryRow* rows;
+  ReferenceView reference;       // statistics only, as the next three
+  float* logits;
+  std::int64_t logit_stride;
+  std::uint64_t* numeric_fault;
+  __nv_bfloat16* output;    // [rows, heads * head_dim]
+  float* chains;            // [rows, heads, kChains]{output[head_dim]}, then the same of {maximum, sum}
+  std::uint32_t* arrivals;  // [rows, heads], zero, and zero again afterwards
+  Fault fault;
+};
+
+inline constexpr int kSplitPages = kSplitTokens / kPageTokens;
+inline constexpr int kGranuleRows = 32;  // BF16 rows of one partial result
+inline constexpr int kGranules = kSplitTokens / kGranuleRows;
+inline constexpr int kStageRows = 16;  // BF16 rows of one stage
+inline constexpr int kChains = 16;
+
+inline std::size_t chain_bytes(const KvShape& shape, int row_count) {
+  return static_cast<std::size_t>(row_count) * shape.heads * kChains * (shape.head_dim + 2) * sizeof(float);
+}
+
+// How a launch is cut. Nothing here reaches a result.
+template <int kHeadDim, bool kPacked>
+struct Layout {
+  static constexpr int kConsumers = kPacked ? 4 : 8;  // warps; then the producer, then the warp that combines
+  static constexpr int kThreads = 32 * (kConsumers + 2);
+  static constexpr int kBlocksPerSm = 2;
+  static constexpr int kSlots = 3;  // stages of a ring
+  static constexpr int kHeaderBytes = kPacked ? 32 : 0;
+  static constexpr int kPayloadBytes = kPageTokens * kHeadDim / 2;
+  static constexpr int kSlotBytes = kPacked ? kHeaderBytes + kPayloadBytes + 2 * kHeadDim * 4 : kStageRows * kHeadDim * 2;
+  static constexpr int kPartials = kPacked ? kGranules + kSplitPages : kGranules;
+  static_assert(kSlotBytes % 16 == 0 && kSlotBytes >= kHeaderBytes + kStageRows * kHeadDim * 2);
+};
+
+#ifdef __CUDACC__
+
+template <int kHeadDim>
+__device__ __forceinline__ constexpr float score_scale() {
+  static_assert(kHeadDim == 64 || kHeadDim == 128);
+  return kHeadDim == 64 ? 0.125f : static_cast<float>(0.08838834764831844055);  // RN32(1 / sqrt(D)) from double
+}
+__device__ __forceinline__ float minus_infinity() { return __int_as_float(0xFF800000); }
+__device__ __forceinline__ float bf16_low(std::uint32_t pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float bf16_high(std::uint32_t pair) { return __uint_as_float(pair & 0xFFFF0000u); }
+__device__ __forceinline__ float2 parameter(std::uint32_t word) {  // (minimum, scale)
+  return __half22float2(*reinterpret_cast<const __half2*>(&word));
+}
+__device__ __forceinline__ float power_of_two(int exponent) { return __uint_as_float(static_cast<std::uint32_t>(127 + exponent) << 23); }
+// floor(log2(x)) of a positive normal x; -127 below.
+__device__ __forceinline__ int exponent_of(std::uint32_t bits) { return static_cast<int>(bits >> 23) - 127; }
+
+__device__ __forceinline__ float warp_max(float value) {
+#pragma unroll
+  for (int width = 16; width > 0; width /= 2) value = fmaxf(value, __shfl_xor_sync(~0u, value, width));
+  return value;
+}
+__device__ __forceinline__ float warp_sum(float value) {
+#pragma unroll
+  for (int width = 16; width > 0; width /= 2) value = __fadd_rn(value, __shfl_xor_sync(~0u, value, width));
+  return value;
+}
+// What exponents are taken against: keys whose logits are all -infinity (or NaN) weigh zero (or NaN), and never NaN by -infinity - -infinity.
+__device__ __forceinline__ float finite_reference(float maximum) { return maximum == minus_infinity() ? 0.0f : maximum; }
+
+// --- barriers and bulk copies ---
+
+__device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
+}
+__device__ __forceinline__ void barrier_init(std::uint64_t* barrier, int count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(std::uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive_expecting(std::uint64_t* barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void barrier_wait(std::uint64_t* barrier, std::uint32_t parity) {
+  std::uint32_t done = 0;
+  while (done == 0) {
+    asm volatile(
+        "{\n.reg .pred complete;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 complete, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, complete;\n}"
+        : "=r"(done)
+        : "r"(shared_address(barrier)), "r"(parity)
+        : "memory");
+  }
+}
+__device__ __forceinline__ void bulk_copy(void* target, const void* source, int bytes, std::uint64_t* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(target)),
+               "l"(source), "r"(bytes), "r"(shared_address(barrier))
+               : "memory");
+}
+// --- shared memory ---
+
+struct StageHeader {  // of a stage of encoded rows
+  std::uint64_t rows;          // of the page that lie in the stream
+  std::uint64_t v_parameters;  // address of those of the first of them
+  std::int32_t first_group;    // K: how many of the rows belong to the first group of 64 compact rows
+};
+
+// What one consumer warp keeps of a page of encoded rows.
+template <int kHeadDim>
+struct PageScratch {
+  static constexpr int kHalves = kHeadDim / kGroupSize;
+  alignas(16) std::uint8_t folded[4 * kHeadDim];               // digits of q * scale: [digit][word of eight channels][even, odd][4]
+  alignas(16) std::uint32_t fixed[kHalves][kPageTokens];       // probability * scale, places permuted by fixed_place
+  alignas(16) std::uint8_t centers[kHalves][kPageTokens];      // likewise
+  alignas(16) std::uint32_t parameters[kLoops][kPageTokens * kHalves];  // of V, by stream and place
+  float weights[kPageTokens];                                  // by row: dots, then exp(logit - maximum)
+  std::uint8_t rows[kPageTokens];                              // by place
+};
+struct NoScratch {};
+
+template <int kHeadDim, bool kPacked>
+struct Shared {
+  using L = Layout<kHeadDim, kPacked>;
+  alignas(128) unsigned char slots[L::kConsumers][L::kSlots][L::kSlotBytes];
+  alignas(16) float partial_output[2][L::kPartials][kHeadDim];  // of two splits in turn
+  alignas(16) float chain_output[kChains][kHeadDim];
+  float2 partial_statistics[2][L::kPartials];
+  float2 chain_statistics[kChains];
+  std::uint64_t full[L::kConsumers][L::kSlots], empty[L::kConsumers][L::kSlots];
+  std::uint64_t partials_full[2], partials_empty[2];
+  std::conditional_t<kPacked, PageScratch<kHeadDim>, NoScratch> scratch[L::kConsumers];
+};
+
+// One side of the ring of a consumer warp.
+template <class L>
+struct Ring {
+  unsigned char (*slots)[L::kSlotBytes];
+  std::uint64_t *full, *empty;
+  int slot = 0;
+  std::uint32_t phase = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++slot == L::kSlots) {
+      slot = 0;
+      phase ^= 1;
+    }
+  }
+  // Producer lane: waits until the consumer has left the slot.
+  __device__ __forceinline__ unsigned char* claim() {
+    barrier_wait(&empty[slot], phase ^ 1);
+    return slots[slot];
+  }
+  // Consumer warp.
+  __device__ __forceinline__ const unsigned char* acquire() {
+    barrier_wait(&full[slot], phase);
+    return slots[slot];
+  }
+  __device__ __forceinline__ void release(int lane) {
+    __syncwarp();
+    if (lane == 0) barrier_arrive(&empty[slot]);
+    advance();
+  }
+};
+
+// --- which rows a query reads where ---
+
+struct Query {
+  KvShape shape;
+  const PageTableEntry* pages;
+  const ActivityMap* maps;
+  int layer, head;
+  int position, loop, frontier;
+  Fault fault;
+
+  __device__ __forceinline__ int history_loop() const { return fault == Fault::loop_off_by_one && loop > 1 ? loop - 1 : loop; }
+  __device__ __forceinline__ int splits() const { return position / kSplitTokens + 1; }
+  __device__ __forceinline__ int encoded_end(int page) const {
+    const bool shifted = fault == Fault::tail_read_as_encoded && page * kPageTokens <= position && pages[page].base_payload != 0;
+    return min(shifted ? frontier + kPageTokens : frontier, position + 1);
+  }
+  // Rows of the page, from its first on, that are read encoded.
+  __device__ __forceinline__ int encoded_rows(int page) const { return min(max(encoded_end(page) - page * kPageTokens, 0), kPageTokens); }
+};
+
+// The splits of one CTA, ascending: those of the chains that fall to it.
+struct SplitCursor {
+  int rank, ranks, splits;
+  int base = 0, chain;
+  __device__ __forceinline__ SplitCursor(int rank, int ranks, int splits) : rank(rank), ranks(ranks), splits(splits), chain(rank) {}
+  __device__ __forceinline__ int split() const { return base + chain; }
+  __device__ __forceinline__ bool valid() const { return split() < splits; }
+  __device__ __forceinline__ void next() {
+    chain += ranks;
+    if (chain >= kChains) {
+      chain = rank;
+      base += kChains;
+    }
+  }
+};
+
+// Rows [begin, end) of a granule that are read as BF16.
+struct RowRange {
+  int begin, end;
+  __device__ __forceinline__ bool empty() const { return begin >= end; }
+  __device__ __forceinline__ RowRange stage(int index) const {
+    return {max(begin, index * kStageRows), min(end, (index + 1) * kStageRows)};
+  }
+};
+template <bool kPacked>
+__device__ __forceinline__ RowRange bf16_rows(const Query& query, int split, int granule) {
+  const int first = split * kSplitTokens + granule * kGranuleRows;
+  const int encoded = kPacked ? query.encoded_end(first / kPageTokens) : 0;
+  return {min(max(encoded - first, 0), kGranuleRows), min(max(query.position + 1 - first, 0), kGranuleRows)};
+}
+
+// --- producer: one lane a consumer warp ---
+
+// The loops stay loops: what the producer costs is the size of its code, not its speed.
+template <class L, int kHeadDim>
+__device__ __forceinline__ void produce_granule(const Query& query, Ring<L>& ring, int split, int granule, RowRange rows) {
+  constexpr int kRowBytes = kHeadDim * 2;
+  const int first_position = split * kSplitTokens + granule * kGranuleRows;
+  const int in_page = granule % 2 * kGranuleRows;  // first row
+  const PageTableEntry& entry = query.pages[first_position / kPageTokens];
+  const ActivityMap& map = query.maps[first_position / kPageTokens];
+  const int own = query.position - first_position;
+  const std::uint32_t own_row = own >= 0 && own < kGranuleRows ? 1u << own : 0u;
+#pragma unroll 1
+  for (int pass = 0; pass < 4; ++pass) {  // K, K, V, V
+    const RowRange stage = rows.stage(pass % 2);
+    if (stage.empty()) continue;
+    const std::size_t tile = page_tile_offset(query.shape, query.layer, pass < 2 ? KvTensor::k : KvTensor::v, query.head) * 2;
+    unsigned char* target = ring.claim() + L::kHeaderBytes;
+    std::uint64_t* full = &ring.full[ring.slot];
+    barrier_arrive_expecting(full, (stage.end - stage.begin) * kRowBytes);
+    const int base = pass % 2 * kStageRows;
+    std::uint32_t remaining = (stage.end == kGranuleRows ? ~0u : (1u << stage.end) - 1) & (~0u << stage.begin);
+#pragma unroll 1
+    for (int plane = query.loop; remaining != 0; --plane) {  // the rows whose logical version lies in `plane`, deepest first
+      std::uint32_t held = plane == 1 ? remaining : remaining & static_cast<std::uint32_t>(map.active[plane - 1] >> in_page);
+      if (plane > query.history_loop()) held &= own_row;
+      remaining &= ~held;
+      if (held == 0) continue;
+      const unsigned char* source = reinterpret_cast<const unsigned char*>(entry.bf16[plane - 1]) + tile + in_page * kRowBytes;
+      do {  // runs of consecutive rows
+        const int first = __ffs(static_cast<int>(held)) - 1;
+        const int count = __ffs(static_cast<int>(~(held >> first))) - 1;  // a stage holds 16 rows, so that a zero follows
+        bulk_copy(target + (first - base) * kRowBytes, source + first * kRowBytes, count * kRowBytes, full);
+        held &= ~(((1u << count) - 1) << first);
+      } while (held != 0);
+    }
+    ring.advance();
+  }
+}
+
+template <class L, int kHeadDim>
+__device__ __forceinline__ void produce_page(const Query& query, Ring<L>& ring, int page, int encoded) {
+  const PageTableEntry& entry = query.pages[page];
+  const ActivityMap& map = query.maps[page];
+  const std::uint64_t below = encoded == kPageTokens ? ~std::uint64_t{0} : (std::uint64_t{1} << encoded) - 1;
+  const int streams = query.history_loop();
+#pragma unroll 1
+  for (int i = 0; i < 2 * streams; ++i) {  // K of every stream, then V
+    const bool keys = i < streams;
+    const int stream = keys ? i + 1 : i - streams + 1;
+    const std::uint64_t rows = below & map.active[stream - 1];
+    const int count = __popcll(rows), rank = static_cast<int>(map.rank[stream - 1]);
+    unsigned char* slot = ring.claim();
+    std::uint64_t* full = &ring.full[ring.slot];
+    auto* header = reinterpret_cast<StageHeader*>(slot);
+    header->rows = rows;
+    if (count > 0) {
+      const StreamTile tile = stream_tile(query.shape, entry, map, query.layer, stream, keys ? KvTensor::k : KvTensor::v, query.head);
+      const int payload_bytes = count * (kHeadDim / 2);
+      const int group = rank / kGroupSize, first_group = min((group + 1) * kGroupSize - rank, count);
+      const int parameter_bytes = keys ? (first_group < count ? 2 : 1) * kHeadDim * 4 : 0;
+      if (keys) {
+        const StreamTile values = stream_tile(query.shape, entry, map, query.layer, stream, KvTensor::v, query.head);
+        header->v_parameters = reinterpret_cast<std::uint64_t>(values.parameters + static_cast<std::size_t>(rank) * (kHeadDim / kGroupSize));
+        header->first_group = first_group;
+      }
+      barrier_arrive_expecting(full, payload_bytes + parameter_bytes);
+      bulk_copy(slot + L::kHeaderBytes, tile.payload + static_cast<std::size_t>(rank) * (kHeadDim / 2), payload_bytes, full);
+      if (keys) {
+        bulk_copy(slot + L::kHeaderBytes + L::kPayloadBytes, tile.parameters + static_cast<std::size_t>(group) * kHeadDim, parameter_bytes, full);
+      }
+    } else {
+      barrier_arrive(full);
+    }
+    ring.advance();
+  }
+}
+
+template <class L, int kHeadDim, bool kPacked>
+__device__ __forceinline__ void produce(const Query& query, Shared<kHeadDim, kPacked>& shared, SplitCursor cursor, int lane) {
+  constexpr int kOwnGranules = kGranules / L::kConsumers;
+  if (lane >= L::kConsumers) return;
+  Ring<L> ring{shared.slots[lane], shared.full[lane], shared.empty[lane]};
+  const int local_page = lane * kSplitPages / L::kConsumers;
+  while (cursor.valid()) {
+    const int split = cursor.split();
+    cursor.next();
+    if (const int page = cursor.split() * kSplitPages + local_page; page * kPageTokens <= query.position) {
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(query.pages + page));
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(query.maps + page));
+    }
+    if constexpr (kPacked) {
+      const int page = split * kSplitPages + local_page, encoded = query.encoded_rows(page);
+      if (encoded > 0) produce_page<L, kHeadDim>(query, ring, page, encoded);
+    }
+#pragma unroll 1
+    for (int i = 0; i < kOwnGranules; ++i) {
+      const int granule = lane * kOwnGranules + i;
+      const RowRange rows = bf16_rows<kPacked>(query, split, granule);
+      if (!rows.empty()) produce_granule<L, kHeadDim>(query, ring, split, granule, rows);
+    }
+  }
+}
+
+// --- consumers ---
+
+// What a warp does with a finished logit.
+template <bool kStatistics>
+struct LogitSink {
+  const Query& query;
+  int request;
+  float* logits;
+  std::uint64_t* numeric_fault;
+  __device__ __forceinline__ void operator()(int position, float logit) const {
+    if constexpr (kStatistics) {
+      logits[position] = logit;
+      if (!isfinite(logit) && numeric_fault != nullptr) {
+        atomicMin(reinterpret_cast<unsigned long long*>(numeric_fault),
+                  static_cast<unsigned long long>(
+                      pack_numeric_fault({NumericFaultKind::logit, query.loop, request, query.layer, query.position, query.head, 0})));
+      }
+    }
+  }
+};
+
+// The lane's channels of q for BF16 rows: eight lanes a row, lane part p holds the 16-byte vectors p, p + 8.
+template <int kHeadDim>
+__device__ __forceinline__ void load_query(const __nv_bfloat16* q, int lane, float (&values)[kHeadDim / 8]) {
+#pragma unroll
+  for (int v = 0; v < kHeadDim / 64; ++v) {
+    const uint4 data = reinterpret_cast<const uint4*>(q)[v * 8 + lane % 8];
+    const std::uint32_t pairs[4] = {data.x, data.y, data.z, data.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      values[8 * v + 2 * i] = bf16_low(pairs[i]);
+      values[8 * v + 2 * i + 1] = bf16_high(pairs[i]);
+    }
+  }
+}
+
+template <int kCount>
+__device__ __forceinline__ void halve(float (&values)[kCount], bool upper, int distance) {
+#pragma unroll
+  for (int i = 0; i < kCount / 2; ++i) {
+    const float given = upper ? values[i] : values[i + kCount / 2], kept = upper ? values[i + kCount / 2] : values[i];
+    values[i] = __fadd_rn(kept, __shfl_xor_sync(~0u, given, distance));
+  }
+}
+
+// Rows [rows.begin, rows.end) of one granule.
+template <class L, int kHeadDim, class Sink>
+__device__ __forceinline__ void consume_granule(Ring<L>& ring, const float (&q)[kHeadDim / 8], RowRange rows, int first_position, const Sink& sink,
+                                                float* output, float2* statistics, int lane) {
+  constexpr int kRowBytes = kHeadDim * 2;
+  constexpr int kVectors = kHeadDim / 64;
+  const int part = lane % 8, slot = lane / 8;
+  // Of a stage, step u covers rows 4 u..4 u + 3, eight lanes each. After the exchanges lanes part 2 u and 2 u + 1 hold the dot of row 4 u + slot,
+  // and the even one keeps that of the first stage, the odd one that of the second.
+  float logit = 0.0f;
+#pragma unroll 1
+  for (int stage = 0; stage < 2; ++stage) {
+    if (rows.stage(stage).empty()) continue;
+    const unsigned char* data = ring.acquire() + L::kHeaderBytes;
+    float dots[4];
+#pragma unroll
+    for (int u = 0; u < 4; ++u) {
+      float dot = 0.0f;
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+        const uint4 vector = *reinterpret_cast<const uint4*>(data + (4 * u + slot) * kRowBytes + (v * 8 + part) * 16);
+        const std::uint32_t pairs[4] = {vector.x, vector.y, vector.z, vector.w};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          dot = __fmaf_rn(q[8 * v + 2 * i], bf16_low(pairs[i]), dot);
+          dot = __fmaf_rn(q[8 * v + 2 * i + 1], bf16_high(pairs[i]), dot);
+        }
+      }
+      dots[u] = dot;
+    }
+    ring.release(lane);
+    halve(dots, part & 4, 4);
+    float two[2] = {dots[0], dots[1]};
+    halve(two, part & 2, 2);
+    const float dot = __fadd_rn(two[0], __shfl_xor_sync(~0u, two[0], 1));
+    if ((part & 1) == stage) logit = __fmul_rn(dot, score_scale<kHeadDim>());
+  }
+  const int own = part % 2 * kStageRows + part / 2 * 4 + slot;
+  const bool present = own >= rows.begin && own < rows.end;  // other rows of a stage were not copied
+  if (present) sink(first_position + own, logit);
+  const float maximum = warp_max(present ? logit : minus_infinity());
+  const float weight = present ? expf(__fsub_rn(logit, finite_reference(maximum))) : 0.0f;
+  const float sum = warp_sum(weight);
+
+  constexpr int kRowLanes = kHeadDim / 8, kStepRows = 32 / kRowLanes;
+  const int chunk = lane % kRowLanes, step_row = lane / kRowLanes;
+  float accumulator[8] = {};
+#pragma unroll 1
+  for (int stage = 0; stage < 2; ++stage) {
+    const RowRange copied = rows.stage(stage);
+    if (copied.empty()) continue;
+    const unsigned char* data = ring.acquire() + L::kHeaderBytes;
+    const bool whole = copied.end - copied.begin == kStageRows;
+#pragma unroll
+    for (int s = 0; s < kStageRows / kStepRows; ++s) {
+      const int row = s * kStepRows + step_row;  // of the stage
+      const float p = __shfl_sync(~0u, weight, row % 4 * 8 + row / 4 * 2 + stage);
+      uint4 vector = *reinterpret_cast<const uint4*>(data + row * kRowBytes + chunk * 16);
+      if (!whole && (row + stage * kStageRows < copied.begin || row + stage * kStageRows >= copied.end)) vector = make_uint4(0, 0, 0, 0);
+      const std::uint32_t pairs[4] = {vector.x, vector.y, vector.z, vector.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        accumulator[2 * i] = __fmaf_rn(p, bf16_low(pairs[i]), accumulator[2 * i]);
+        accumulator[2 * i + 1] = __fmaf_rn(p, bf16_high(pairs[i]), accumulator[2 * i + 1]);
+      }
+    }
+    ring.release(lane);
+  }
+  halve(accumulator, lane & 16, 16);
+  float4 quarter = make_float4(accumulator[0], accumulator[1], accumulator[2], accumulator[3]);
+  const int channel = chunk * 8 + (lane & 16 ? 4 : 0);
+  if constexpr (kHeadDim == 128) {
+    *reinterpret_cast<float4*>(output + channel) = quarter;
+  } else {
+    float four[4] = {quarter.x, quarter.y, quarter.z, quarter.w};
+    halve(four, lane & 8, 8);
+    *reinterpret_cast<float2*>(output + channel + (lane & 8 ? 2 : 0)) = make_float2(four[0], four[1]);
+  }
+  if (lane == 0) *statistics = make_float2(maximum, sum);
+}
+
+// c[16x8] += a[16x32] * b[32x8], exact.
+__device__ __forceinline__ void multiply_bytes_signed(int (&c)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2, std::uint32_t a3,
+                                                      std::uint32_t b0, std::uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ void multiply_bytes(int (&c)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2, std::uint32_t a3, std::uint32_t b0,
+                                               std::uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.u8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+inline constexpr std::uint32_t kLowNibbles = 0x0F0F0F0Fu, kHighNibbles = 0xF0F0F0F0u;  // the latter are read as 16 * code
+
+template <int kBytes>
+__device__ __forceinline__ void load_words(std::uint32_t (&words)[kBytes / 4], const void* source) {
+  if constexpr (kBytes == 16) {
+    const uint4 data = *static_cast<const uint4*>(source);
+    words[0] = data.x, words[1] = data.y, words[2] = data.z, words[3] = data.w;
+  } else if constexpr (kBytes == 8) {
+    const uint2 data = *static_cast<const uint2*>(source);
+    words[0] = data.x, words[1] = data.y;
+  } else {
+    static_assert(kBytes == 4);
+    words[0] = *static_cast<const std::uint32_t*>(source);
+  }
+}
+
+// Lists the rows of `mask`, place by place.
+__device__ __forceinline__ void list_rows(std::uint64_t mask, std::uint8_t* rows, int lane) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = lane + 32 * half;
+    if ((mask >> row) & 1u) rows[bits_below(mask, row)] = static_cast<std::uint8_t>(row);
+  }
+  __syncwarp();
+}
+
+// weights[row] += q·dec(K) for the rows of one stage, 64 compact rows or fewer in at most two groups.
+template <class L, int kHeadDim>
+__device__ __forceinline__ void dot_stage(const unsigned char* stage, const float (&q)[kHeadDim / 32], PageScratch<kHeadDim>& scratch, int count,
+                                          int first_group, std::uint64_t absent, Fault fault, int lane) {
+  constexpr int kOwn = kHeadDim / 32;        // channels that a lane folds
+  constexpr int kLaneBytes = kHeadDim / 8;   // of a payload row
+  constexpr int kWords = kLaneBytes / 4;
+  const int row_lane = lane / 4, part = lane % 4;
+  const unsigned char* payload = stage + L::kHeaderBytes;
+  for (int group = 0; group < (first_group < count ? 2 : 1); ++group) {
+    const int begin = group == 0 ? 0 : first_group, end = group == 0 ? first_group : count;
+    float scaled[kOwn];
+    float bias = 0.0f, largest = 0.0f;
+    {
+      std::uint32_t pairs[kOwn];
+      load_words<4 * kOwn>(pairs, payload + L::kPayloadBytes + (group * kHeadDim + lane * kOwn) * 4);
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) {
+        const float2 minimum_scale = parameter(pairs[i]);
+        scaled[i] = __fmul_rn(q[i], minimum_scale.y);  // exact: 8 + 11 bits
+        bias = __fmaf_rn(q[i], minimum_scale.x, bias);
+        largest = fmaxf(largest, fabsf(scaled[i]));
+      }
+    }
+    bias = warp_sum(bias);
+    const std::uint32_t largest_bits = __reduce_max_sync(~0u, __float_as_uint(largest));
+    if (largest_bits >= 0x7F800000u) bias = __int_as_float(0x7FFFFFFF);  // q * scale has no fixed-point form
+    // Even channels as q * scale * 2^exponent, below 2^30; odd ones a sixteenth of that, because their codes are read times 16.
+    const int exponent = min(max(29 - exponent_of(largest_bits), -100), 100);
+    const float even_factor = power_of_two(exponent), odd_factor = power_of_two(exponent - 4), down = power_of_two(-exponent);
+    std::uint32_t digits[kOwn];  // four signed bytes each
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const int value = __float2int_rn(__fmul_rn(scaled[i], i % 2 == 0 ? even_factor : odd_factor));
+      digits[i] = (static_cast<std::uint32_t>(value) + 0x00808080u) ^ 0x00808080u;
+    }
+    __syncwarp();
+    if constexpr (kOwn == 4) {
+#pragma unroll
+      for (int odd = 0; odd < 2; ++odd) {
+        const std::uint32_t low = __byte_perm(digits[odd], digits[2 + odd], 0x5140), high = __byte_perm(digits[odd], digits[2 + odd], 0x7362);
+        const std::uint32_t pair[4] = {low, low >> 16, high, high >> 16};
+#pragma unroll
+        for (int digit = 0; digit < 4; ++digit) {
+          *reinterpret_cast<std::uint16_t*>(scratch.folded + digit * kHeadDim + lane / 2 * 8 + odd * 4 + lane % 2 * 2) =
+              static_cast<std::uint16_t>(pair[digit]);
+        }
+      }
+    } else {
+#pragma unroll
+      for (int odd = 0; odd < 2; ++odd) {
+#pragma unroll
+        for (int digit = 0; digit < 4; ++digit) {
+          scratch.folded[digit * kHeadDim + lane / 4 * 8 + odd * 4 + lane % 4] = static_cast<std::uint8_t>(digits[odd] >> (8 * digit));
+        }
+      }
+    }
+    __syncwarp();
+    std::uint32_t columns[kWords][2] = {};  // columns beyond the four digits are zero
+    if (row_lane < 4) {
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) {
+        load_words<8>(columns[w], scratch.folded + row_lane * kHeadDim + (part * kWords + w) * 8);
+      }
+    }
+    if (fault == Fault::absent_residual_as_code_zero && group == 0) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        if ((absent >> (lane + 32 * half)) & 1u) scratch.weights[lane + 32 * half] = __fadd_rn(scratch.weights[lane + 32 * half], bias);
+      }
+      __syncwarp();
+    }
+    constexpr int kTiles = 4;  // of 16 rows, together
+    for (int base = begin; base < end; base += 16 * kTiles) {
+      std::uint32_t words[kTiles][2][kWords];
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+        if (base + 16 * t >= end) break;  // the same in the whole warp
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          int row = min(base + 16 * t + 8 * half + row_lane, count - 1);
+          if (fault == Fault::wrong_compact_rank) row = min(static_cast<int>(scratch.rows[row]), count - 1);
+          load_words<kLaneBytes>(words[t][half], payload + row * (kHeadDim / 2) + part * kLaneBytes);
+        }
+      }
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+        if (base + 16 * t >= end) break;
+        int sums[4] = {};
+#pragma unroll
+        for (int w = 0; w < kWords; ++w) {
+          const std::uint32_t top = words[t][0][w], bottom = words[t][1][w];
+          multiply_bytes_signed(sums, top & kLowNibbles, bottom & kLowNibbles, top & kHighNibbles, bottom & kHighNibbles, columns[w][0], columns[w][1]);
+        }
+        // Lane part 0 has digits 0 and 1, part 1 digits 2 and 3; part 0 completes rows 0..7, part 1 rows 8..15 of the tile.
+        const int upper = sums[0] + sums[1] * 256, lower = sums[2] + sums[3] * 256;
+        const bool odd = part & 1;
+        const int own = odd ? lower : upper, other = __shfl_xor_sync(~0u, odd ? upper : lower, 1);
+        float dot = __fmul_rn(__fmaf_rn(static_cast<float>(odd ? own : other), 65536.0f, static_cast<float>(odd ? other : own)), down);
+        if (fault == Fault::half_precision_stream_dots) dot = __half2float(__float2half_rn(dot));
+        const int place = base + 16 * t + row_lane + (odd ? 8 : 0);
+        if (part < 2 && place < end) {
+          float& target = scratch.weights[scratch.rows[place]];
+          target = __fadd_rn(target, __fadd_rn(dot, bias));
+        }
+      }
+    }
+  }
+  __syncwarp();
+}
+
+// Where the fixed-point weight of a place lies: the four of a lane's operand register side by side.
+__device__ __forceinline__ int fixed_place(int place) { return (place & ~15) | (place & 3) << 2 | (place >> 2 & 3); }
+
+// output += sum of weight * dec(V) for the rows of one stage without the offsets, whose weighted sums are added to `offsets`. A lane ends with
+// channels channel_of(lane, j) where its column pair belongs to their half.
+template <class L, int kHeadDim>
+__device__ __forceinline__ void add_stage(const unsigned char* stage, const std::uint32_t* parameters, PageScratch<kHeadDim>& scratch, int count,
+                                          Fault fault, float (&output)[kHeadDim / 16], float (&offsets)[kHeadDim / kGroupSize], int lane) {
+  constexpr int kHalves = kHeadDim / kGroupSize;
+  constexpr int kLaneBytes = kHeadDim / 16;  // of a payload row
+  constexpr int kWords = kLaneBytes / 4;
+  const int row_lane = lane / 4, part = lane % 4;
+  const int half_of_lane = kHalves == 2 ? row_lane / 4 : 0;
+  const unsigned char* payload = stage + L::kHeaderBytes;
+
+  // weight * scale of every place and half as an unsigned fixed-point number, the codes nearest to zero, and what these leave.
+  float product[2][kHalves];
+  std::uint32_t largest[kHalves] = {};
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int place = lane + 32 * i;
+    const bool listed = place < count;
+    const float weight = listed ? scratch.weights[scratch.rows[place]] : 0.0f;
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) {
+      const float2 minimum_scale = listed ? parameter(parameters[place * kHalves + h]) : make_float2(0.0f, 0.0f);
+      const int center = min(max(__float2int_rn(__fdividef(-minimum_scale.x, minimum_scale.y)), 0), 15);
+      offsets[h] = __fmaf_rn(weight, __fmaf_rn(static_cast<float>(center), minimum_scale.y, minimum_scale.x), offsets[h]);
+      product[i][h] = __fmul_rn(weight, minimum_scale.y);
+      largest[h] = max(largest[h], __float_as_uint(product[i][h]));
+      scratch.centers[h][fixed_place(place)] = static_cast<std::uint8_t>(center);
+    }
+  }
+  int exponent[kHalves];
+#pragma unroll
+  for (int h = 0; h < kHalves; ++h) {
+    exponent[h] = min(31 - exponent_of(__reduce_max_sync(~0u, largest[h])), 120);  // largest * 2^exponent < 2^32
+    const float factor = power_of_two(exponent[h]);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) scratch.fixed[h][fixed_place(lane + 32 * i)] = __float2uint_rn(__fmul_rn(product[i][h], factor));
+  }
+  __syncwarp();
+
+  int sums[4 * kWords][4] = {};
+  int center_sums[4] = {};
+  for (int step = 0; step * 32 < count; ++step) {
+    std::uint32_t columns[2], centers[2];
+    std::uint32_t words[2][4][kWords];
+#pragma unroll
+    for (int quad = 0; quad < 2; ++quad) {
+      const int first = 32 * step + 16 * quad;
+      const uint4 fixed = *reinterpret_cast<const uint4*>(&scratch.fixed[half_of_lane][first + 4 * part]);
+      const std::uint32_t selector = static_cast<std::uint32_t>(row_lane % 4) * 0x11u + 0x40u;
+      columns[quad] = __byte_perm(__byte_perm(fixed.x, fixed.y, selector), __byte_perm(fixed.z, fixed.w, selector), 0x5410);
+      centers[quad] = *reinterpret_cast<const std::uint32_t*>(&scratch.centers[half_of_lane][first + 4 * part]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        int place = first + 4 * i + part;
+        if (fault == Fault::wrong_compact_rank) place = place < count ? min(static_cast<int>(scratch.rows[place]), count - 1) : place;
+        load_words<kLaneBytes>(words[quad][i], payload + place * (kHeadDim / 2) + row_lane * kLaneBytes);
+      }
+    }
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      std::uint32_t bytes[2][4];  // byte b of four rows: channels 2 b and 2 b + 1 of the word
+#pragma unroll
+      for (int quad = 0; quad < 2; ++quad) {
+        const std::uint32_t a = words[quad][0][w], b = words[quad][1][w], c = words[quad][2][w], d = words[quad][3][w];
+        const std::uint32_t ab_low = __byte_perm(a, b, 0x5140), ab_high = __byte_perm(a, b, 0x7362);
+        const std::uint32_t cd_low = __byte_perm(c, d, 0x5140), cd_high = __byte_perm(c, d, 0x7362);
+        bytes[quad][0] = __byte_perm(ab_low, cd_low, 0x5410);
+        bytes[quad][1] = __byte_perm(ab_low, cd_low, 0x7632);
+        bytes[quad][2] = __byte_perm(ab_high, cd_high, 0x5410);
+        bytes[quad][3] = __byte_perm(ab_high, cd_high, 0x7632);
+      }
+#pragma unroll
+      for (int b = 0; b < 4; ++b) {
+        multiply_bytes(sums[4 * w + b], bytes[0][b] & kLowNibbles, bytes[0][b] & kHighNibbles, bytes[1][b] & kLowNibbles, bytes[1][b] & kHighNibbles,
+                       columns[0], columns[1]);
+      }
+    }
+    multiply_bytes(center_sums, centers[0], 0u, centers[1], 0u, columns[0], columns[1]);
+  }
+
+  // An even lane has digits 0 and 1 of its half, an odd lane digits 2 and 3; the even one completes even channels, the odd one odd channels.
+  const bool odd = part & 1;
+  const int own_exponent = kHalves == 2 && half_of_lane == 1 ? exponent[kHalves - 1] : exponent[0];
+  const float down = power_of_two(odd ? max(-own_exponent - 4, -126) : -own_exponent);
+  const int center_sum = center_sums[0] + center_sums[1] * 256;
+#pragma unroll
+  for (int j = 0; j < 4 * kWords; ++j) {
+    const int even_channel = sums[j][0] + sums[j][1] * 256 - center_sum;
+    const int odd_channel = sums[j][2] + sums[j][3] * 256 - center_sum * 16;
+    const int own = odd ? odd_channel : even_channel, other = __shfl_xor_sync(~0u, odd ? even_channel : odd_channel, 1);
+    const float value = __fmaf_rn(static_cast<float>(odd ? own : other), 65536.0f, static_cast<float>(odd ? other : own));
+    output[j] = __fmaf_rn(value, down, output[j]);
+  }
+  __syncwarp();
+}
+
+// Encoded rows 0..encoded - 1 of one page.
+template <class L, int kHeadDim, class Sink>
+__device__ __forceinline__ void consume_page(Ring<L>& ring, const Query& query, const float (&q)[kHeadDim / 32], PageScratch<kHeadDim>& scratch,
+                                             int encoded, int first_position, const Sink& sink, float* partial, float2* statistics, int lane) {
+  constexpr int kHalves = kHeadDim / kGroupSize;
+  const std::uint64_t keys = encoded == kPageTokens ? ~std::uint64_t{0} : (std::uint64_t{1} << encoded) - 1;
+  scratch.weights[lane] = 0.0f;
+  scratch.weights[lane + 32] = 0.0f;
+  __syncwarp();
+  for (int stream = 1; stream <= query.history_loop(); ++stream) {
+    const unsigned char* stage = ring.acquire();
+    const auto& header = *reinterpret_cast<const StageHeader*>(stage);
+    const std::uint64_t rows = header.rows;
+    const int count = __popcll(rows);
+    if (count > 0) {
+      // The parameters of V come meanwhile; their rows are not aligned for bulk copies.
+      const auto* source = reinterpret_cast<const std::uint32_t*>(header.v_parameters);
+      for (int place = lane; place < count; place += 32) {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(&scratch.parameters[stream - 1][place * kHalves])),
+                     "l"(source + place * kHalves), "n"(4 * kHalves)
+                     : "memory");
+      }
+      list_rows(rows, scratch.rows, lane);
+      dot_stage<L, kHeadDim>(stage, q, scratch, count, header.first_group, stream == 1 ? 0 : keys & ~rows, query.fault, lane);
+    }
+    ring.release(lane);
+  }
+  float logit[2];
+  float maximum = minus_infinity();
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = lane + 32 * half;
+    logit[half] = __fmul_rn(scratch.weights[row], score_scale<kHeadDim>());
+    if (row < encoded) {
+      sink(first_position + row, logit[half]);
+      maximum = fmaxf(maximum, logit[half]);
+    }
+  }
+  maximum = warp_max(maximum);
+  float sum = 0.0f;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = lane + 32 * half;
+    const float weight = row < encoded ? expf(__fsub_rn(logit[half], finite_reference(maximum))) : 0.0f;
+    scratch.weights[row] = weight;
+    sum = __fadd_rn(sum, weight);
+  }
+  asm volatile("cp.async.wait_all;" ::: "memory");
+  __syncwarp();
+
+  float output[kHeadDim / 16] = {};
+  float offsets[kHalves] = {};
+  for (int stream = 1; stream <= query.history_loop(); ++stream) {
+    const unsigned char* stage = ring.acquire();
+    const std::uint64_t rows = reinterpret_cast<const StageHeader*>(stage)->rows;
+    if (rows != 0) {
+      list_rows(rows, scratch.rows, lane);
+      add_stage<L, kHeadDim>(stage, scratch.parameters[stream - 1], scratch, __popcll(rows), query.fault, output, offsets, lane);
+    }
+    ring.release(lane);
+  }
+#pragma unroll
+  for (int width = 16; width > 0; width /= 2) {  // together: their latencies overlap
+    sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, width));
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) offsets[h] = __fadd_rn(offsets[h], __shfl_xor_sync(~0u, offsets[h], width));
+  }
+  const int row_lane = lane / 4, part = lane % 4;
+  const int half_of_lane = kHalves == 2 ? row_lane / 4 : 0;
+  if (part / 2 == half_of_lane) {
+    const float offset = kHalves == 2 && half_of_lane == 1 ? offsets[kHalves - 1] : offsets[0];
+#pragma unroll
+    for (int j = 0; j < kHeadDim / 16; ++j) partial[row_lane * (kHeadDim / 8) + 2 * j + (part & 1)] = __fadd_rn(output[j], offset);
+  }
+  if (lane == 0) *statistics = make_float2(maximum, sum);
+}
+
+// --- combination ---
+
+// A lane's channels of an output.
+template <int kHeadDim>
+struct Channels {
+  static constexpr int kOwn = kHeadDim / 32;
+  float values[kOwn];
+  __device__ __forceinline__ static Channels load(const float* output, int lane) {
+    Channels result;
+    if constexpr (kOwn == 4) {
+      const float4 data = reinterpret_cast<const float4*>(output)[lane];
+      result.values[0] = data.x, result.values[1] = data.y, result.values[2] = data.z, result.values[3] = data.w;
+    } else {
+      const float2 data = reinterpret_cast<const float2*>(output)[lane];
+      result.values[0] = data.x, result.values[1] = data.y;
+    }
+    return result;
+  }
+  __device__ __forceinline__ void store(float* output, int lane) const {
+    if constexpr (kOwn == 4) {
+      reinterpret_cast<float4*>(output)[lane] = make_float4(values[0], values[1], values[2], values[3]);
+    } else {
+      reinterpret_cast<float2*>(output)[lane] = make_float2(values[0], values[1]);
+    }
+  }
+};
+
+// The weighted combination, ascending in k, of those of kCount partial results that `present` names: lane k brings the statistics of the
+// k-th, and output_of(k) is where it lies. Returns (maximum, sum).
+template <int kHeadDim, int kCount, class OutputOf>
+__device__ __forceinline__ float2 combine(float2 statistics, std::uint32_t present, OutputOf&& output_of, Channels<kHeadDim>& output, int lane) {
+  Channels<kHeadDim> partial[kCount];
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) {
+    if ((present >> k) & 1u) partial[k] = Channels<kHeadDim>::load(output_of(k), lane);
+  }
+  const float maximum = warp_max(statistics.x);
+  const float factor = expf(__fsub_rn(statistics.x, finite_reference(maximum)));
+  float sum = 0.0f;
+  for (float& value : output.values) value = 0.0f;
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) {
+    const float weight = __shfl_sync(~0u, factor, k), part = __shfl_sync(~0u, statistics.y, k);
+    if ((present >> k) & 1u) {
+      sum = __fmaf_rn(weight, part, sum);
+#pragma unroll
+      for (int c = 0; c < Channels<kHeadDim>::kOwn; ++c) output.values[c] = __fmaf_rn(weight, partial[k].values[c], output.values[c]);
+    }
+  }
+  return make_float2(maximum, sum);
+}
+
+// The last warp: splits into chains, chains into the result.
+template <class L, int kHeadDim, bool kPacked, bool kStatistics>
+__device__ __forceinline__ void finish(const Arguments& arguments, const Query& query, const QueryRow& row, Shared<kHeadDim, kPacked>& shared,
+                                       SplitCursor cursor, std::size_t head_index, int lane) {
+  using Output = Channels<kHeadDim>;
+  const int rank = cursor.rank, ranks = cursor.ranks, splits = cursor.splits;
+  for (int round = 0; cursor.valid(); cursor.next(), ++round) {
+    const int split = cursor.split(), buffer = round & 1;
+    // Ascending: of every page its encoded rows, then its two granules.
+    const auto slot_of = [](int k) { return !kPacked ? k : k % 3 == 0 ? kGranules + k / 3 : k / 3 * 2 + k % 3 - 1; };
+    const int slot = slot_of(min(lane, L::kPartials - 1));
+    const bool present = lane < L::kPartials && (slot < kGranules ? !bf16_rows<kPacked>(query, split, slot).empty()
+                                                                  : query.encoded_rows(split * kSplitPages + slot - kGranules) > 0);
+    const std::uint32_t all_present = __ballot_sync(~0u, present);
+    barrier_wait(&shared.partials_full[buffer], round >> 1 & 1);
+    Output output;
+    float2 statistics = combine<kHeadDim, L::kPartials>(
+        present ? shared.partial_statistics[buffer][slot] : make_float2(minus_infinity(), 0.0f), all_present,
+        [&](int k) { return shared.partial_output[buffer][slot_of(k)]; }, output, lane);
+    __syncwarp();
+    if (lane == 0) barrier_arrive(&shared.partials_empty[buffer]);
+    if (split >= kChains) {
+      const float2 before = shared.chain_statistics[cursor.chain];
+      const Output chain = Output::load(shared.chain_output[cursor.chain], lane);
+      const float maximum = fmaxf(before.x, statistics.x), reference = finite_reference(maximum);
+      const float kept = expf(__fsub_rn(before.x, reference)), added = expf(__fsub_rn(statistics.x, reference));
+#pragma unroll
+      for (int c = 0; c < Output::kOwn; ++c) output.values[c] = __fmaf_rn(added, output.values[c], __fmul_rn(kept, chain.values[c]));
+      statistics = make_float2(maximum, __fmaf_rn(added, statistics.y, __fmul_rn(kept, before.y)));
+      __syncwarp();
+    }
+    output.store(shared.chain_output[cursor.chain], lane);
+    if (lane == 0) shared.chain_statistics[cursor.chain] = statistics;
+    __syncwarp();
+  }
+
+  const int chains = min(kChains, splits);
+  const float* outputs = shared.chain_output[0];
+  const float2* statistics = shared.chain_statistics;
+  if (ranks > 1) {  // the CTA that arrives last has everything
+    float* shared_outputs = arguments.chains + head_index * kChains * kHeadDim;
+    float2* shared_statistics =
+        reinterpret_cast<float2*>(arguments.chains + static_cast<std::size_t>(gridDim.z) * query.shape.heads * kChains * kHeadDim) +
+        head_index * kChains;
+    for (int chain = rank; chain < chains; chain += ranks) {
+      Output::load(shared.chain_output[chain], lane).store(shared_outputs + chain * kHeadDim, lane);
+      if (lane == 0) shared_statistics[chain] = shared.chain_statistics[chain];
+    }
+    __syncwarp();
+    std::uint32_t before = 0;
+    if (lane == 0) {  // releases the warp's stores, and acquires everybody else's
+      asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(arguments.arrivals + head_index) : "memory");
+    }
+    if (__shfl_sync(~0u, before, 0) != static_cast<std::uint32_t>(ranks - 1)) return;
+    if (lane == 0) arguments.arrivals[head_index] = 0;
+    outputs = shared_outputs;
+    statistics = shared_statistics;
+  }
+  Output output;
+  const float2 total = combine<kHeadDim, kChains>(lane < chains ? statistics[lane] : make_float2(minus_infinity(), 0.0f), (1u << chains) - 1,
+                                                  [&](int k) { return outputs + k * kHeadDim; }, output, lane);
+  const int channel = lane * Output::kOwn;
+  __nv_bfloat162* target = reinterpret_cast<__nv_bfloat162*>(arguments.output + head_index * kHeadDim + channel);
+#pragma unroll
+  for (int c = 0; c < Output::kOwn; ++c) output.values[c] = __fdiv_rn(output.values[c], total.y);
+#pragma unroll
+  for (int c = 0; c < Output::kOwn; c += 2) target[c / 2] = __floats2bfloat162_rn(output.values[c], output.values[c + 1]);
+  if constexpr (kStatistics) {
+    const std::size_t state = reference_index(query.shape, row.reference, arguments.layer, query.head);
+    output.store(arguments.reference.o_ref + state * kHeadDim, lane);
+    if (lane == 0) {
+      arguments.reference.maximum[state] = total.x;
+      arguments.reference.sum[state] = total.y;
+    }
+  }
+}
+
+// grid (CTAs of one row and head, heads, rows), Layout::kThreads threads, Shared as dynamic shared memory.
+template <int kHeadDim, bool kPacked, bool kStatistics>
+__global__ void __launch_bounds__(Layout<kHeadDim, kPacked>::kThreads, Layout<kHeadDim, kPacked>::kBlocksPerSm)
+    dense_attention_kernel(const __grid_constant__ Arguments arguments) {
+  using L = Layout<kHeadDim, kPacked>;
+  extern __shared__ __align__(128) unsigned char memory[];
+  auto& shared = *reinterpret_cast<Shared<kHeadDim, kPacked>*>(memory);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (warp == L::kConsumers) {
+    for (int i = lane; i < L::kConsumers * L::kSlots; i += 32) {
+      barrier_init(&shared.full[0][0] + i, 1);
+      barrier_init(&shared.empty[0][0] + i, 1);
+    }
+    if (lane < 2) {
+      barrier_init(&shared.partials_full[lane], L::kConsumers);
+      barrier_init(&shared.partials_empty[lane], 1);
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  const int head = blockIdx.y, row_index = blockIdx.z;
+  const QueryRow row = arguments.rows[row_index];
+  __syncthreads();
+  if (row.request < 0) return;
+  const RequestTable request = arguments.kv.requests[row.request];
+  const Query query{arguments.kv.shape, request.pages, request.maps,         arguments.layer, head,
+                    row.position,       row.loop,      row.encoded_frontier, arguments.fault};
+  const std::size_t head_index = static_cast<std::size_t>(row_index) * query.shape.heads + head;
+  SplitCursor cursor(blockIdx.x, gridDim.x, query.splits());
+  if (warp == L::kConsumers) {
+    produce<L, kHeadDim, kPacked>(query, shared, cursor, lane);
+    return;
+  }
+  if (warp > L::kConsumers) {
+    finish<L, kHeadDim, kPacked, kStatistics>(arguments, query, row, shared, cursor, head_index, lane);
+    return;
+  }
+
+  Ring<L> ring{shared.slots[warp], shared.full[warp], shared.empty[warp]};
+  const __nv_bfloat16* row_q = arguments.q + row_index * arguments.q_row_stride + head * kHeadDim;
+  float* row_logits = kStatistics ? arguments.logits + static_cast<std::int64_t>(head_index) * arguments.logit_stride : nullptr;
+  const LogitSink<kStatistics> sink{query, row.request, row_logits, arguments.numeric_fault};
+  float q[kHeadDim / 8];
+  float fold_q[kHeadDim / 32];
+  if constexpr (kPacked) {
+#pragma unroll
+    for (int i = 0; i < kHeadDim / 32; ++i) fold_q[i] = __bfloat162float(row_q[lane * (kHeadDim / 32) + i]);
+  } else {
+    load_query<kHeadDim>(row_q, lane, q);
+  }
+  for (int round = 0; cursor.valid(); cursor.next(), ++round) {
+    const int split = cursor.split(), buffer = round & 1;
+    auto& output = shared.partial_output[buffer];
+    auto& statistics = shared.partial_statistics[buffer];
+    barrier_wait(&shared.partials_empty[buffer], (round >> 1 & 1) ^ 1);
+    if constexpr (kPacked) {
+      const int page = split * kSplitPages + warp;
+      const int encoded = query.encoded_rows(page);
+      if (encoded > 0) {
+        consume_page<L, kHeadDim>(ring, query, fold_q, shared.scratch[warp], encoded, page * kPageTokens, sink, output[kGranules + warp],
+                                  &statistics[kGranules + warp], lane);
+      }
+    }
+    constexpr int kOwnGranules = kGranules / L::kConsumers;
+#pragma unroll 1
+    for (int i = 0; i < kOwnGranules; ++i) {
+      const int granule = warp * kOwnGranules + i;
+      const RowRange rows = bf16_rows<kPacked>(query, split, granule);
+      if (rows.empty()) continue;
+      if constexpr (kPacked) load_query<kHeadDim>(row_q, lane, q);
+      consume_granule<L, kHeadDim>(ring, q, rows, split * kSplitTokens + granule * kGranuleRows, sink, output[granule], &statistics[granule], lane);
+    }
+    __syncwarp();
+    if (lane == 0) barrier_arrive(&shared.partials_full[buffer]);
+  }
+}
+
+// CTAs of one (row, head): as many as are resident together, a power of two unless every one has a single split.
+inline int cta_count(int pairs, int splits, int resident) {
+  const int limit = std::min({kChains, splits, std::max(1, resident / pairs)});
+  if (limit == splits) return splits;
+  int ctas = 1;
+  while (2 * ctas <= limit) ctas *= 2;
+  return ctas;
+}
+
+template <int kHeadDim, bool kPacked, bool kStatistics>
+void launch(const Arguments& arguments, int row_count, int max_length, cudaStream_t stream) {
+  using L = Layout<kHeadDim, kPacked>;
+  constexpr int kBytes = sizeof(Shared<kHeadDim, kPacked>);
+  static_assert((kBytes + 1024) * L::kBlocksPerSm <= 228 * 1024);
+  const auto kernel = dense_attention_kernel<kHeadDim, kPacked, kStatistics>;
+  int device = 0, processors = 0;
+  LOOPGAUGE_CUDA_CHECK(cudaGetDevice(&device));
+  LOOPGAUGE_CUDA_CHECK(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
+  LOOPGAUGE_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+  const int splits = (max_length + kSplitTokens - 1) / kSplitTokens;
+  const int ctas = cta_count(arguments.kv.shape.heads * row_count, splits, processors * L::kBlocksPerSm);
+  const dim3 grid(static_cast<unsigned>(ctas), static_cast<unsigned>(arguments.kv.shape.heads), static_cast<unsigned>(row_count));
+  kernel<<<grid, L::kThreads, kBytes, stream>>>(arguments);
+  LOOPGAUGE_CUDA_CHECK(cudaGetLastError());
+}
+
+#endif  // __CUDACC__
+
+}  // namespace loopgauge::optimized::dense
