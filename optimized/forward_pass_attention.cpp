@@ -73,7 +73,7 @@ void ForwardPass::decode_attention(const RowBatch& batch, int layer, KvCache& kv
     arguments.encoded_history = kv.quantized();
     arguments.output = output;
     arguments.arrivals = attention_arrivals_.as<std::uint32_t>();
-    arguments.workspace = attention_workspace_.reserve<std::byte>(reference_statistics_workspace_bytes(shape_, rows, context_.max_positions));
+    arguments.workspace = attention_workspace_.reserve<std::byte>(reference_statistics_workspace_bytes(shape_, rows));
     arguments.numeric_fault = numeric_fault;
     arguments.fault = context_.fault;
     reference_statistics(arguments, stream);
@@ -109,7 +109,9 @@ void ForwardPass::decode_attention(const RowBatch& batch, int layer, KvCache& kv
     arguments.max_length = max_length_;
     arguments.reference = references->view();
     arguments.output = attended_.as<Bfloat16>();
-    arguments.workspace = attention_workspace_.reserve<std::byte>(sparse_correction_workspace_bytes(shape_, rows, context_.max_positions));
+    arguments.encoded_history = kv.quantized();
+    arguments.workspace = attention_workspace_.reserve<std::byte>(sparse_correction_workspace_bytes(shape_, rows));
+    arguments.arrivals = attention_arrivals_.as<std::uint32_t>();
     arguments.fault = context_.fault;
     sparse_correction(arguments, stream);
     if (context_.fault == Fault::loop3_reference_at_loop4) {

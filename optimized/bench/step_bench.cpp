@@ -402,7 +402,7 @@ class StepBench {
     arguments.encoded_history = state.encoded > 0;
     arguments.arrivals = arrivals.as<std::uint32_t>();
     arguments.output = output.as<Bfloat16>();
-    arguments.workspace = workspace.reserve<std::byte>(reference_statistics_workspace_bytes(kv_shape_, batch, context + 1));
+    arguments.workspace = workspace.reserve<std::byte>(reference_statistics_workspace_bytes(kv_shape_, batch));
     arguments.numeric_fault = fault.as<std::uint64_t>();
     SelectKeysArguments selection;
     selection.shape = kv_shape_;
@@ -439,7 +439,9 @@ class StepBench {
       correction.max_length = context + 1;
       correction.reference = state.references->view();
       correction.output = output.as<Bfloat16>();
-      correction.workspace = workspace.reserve<std::byte>(sparse_correction_workspace_bytes(kv_shape_, batch, context + 1));
+      correction.encoded_history = state.encoded > 0;
+      correction.workspace = workspace.reserve<std::byte>(sparse_correction_workspace_bytes(kv_shape_, batch));
+      correction.arrivals = arrivals.as<std::uint32_t>();
       add("sparse_correction.loop" + std::to_string(loop), switches, context, batch, per_layer([&](int layer) {
             correction.layer = layer;
             sparse_correction(correction, stream_);

@@ -32,7 +32,6 @@ namespace loopgauge::optimized {
 inline constexpr int kPageTokens = kGroupSize;       // page == K group == one 64-bit mask
 inline constexpr int kMaxRequests = 64;              // live requests of one cache
 inline constexpr int kSplitTokens = 256;             // decode attention: positions per split, at absolute multiples
-inline constexpr int kCorrectionSplitTokens = 1024;  // sparse correction and C_ref: the same, longer because few keys are read
 
 enum class KvTensor : int { k = 0, v = 1 };
 

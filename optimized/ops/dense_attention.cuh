@@ -132,11 +132,15 @@ __device__ __forceinline__ void bulk_copy(void* target, const void* source, int 
 }
 // --- shared memory ---
 
-struct StageHeader {  // of a stage of encoded rows
-  std::uint64_t rows;          // of the page that lie in the stream
-  std::uint64_t v_parameters;  // address of those of the first of them
-  std::int32_t first_group;    // K: how many of the rows belong to the first group of 64 compact rows
+struct StageHeader {  // of a stage of encoded rows, 64 or fewer, by place
+  std::uint64_t rows;          // which rows of the page, or which listed keys, lie in the stream
+  std::uint64_t v_parameters;  // dense: address of those of the first of them
+  std::int32_t segments;       // K: runs of places that share a group of 64 compact rows, so parameters, one after the other behind the rows
+  std::uint8_t ends[8];        // of the segments, in places
+  std::uint8_t kind, count;    // not dense: what the stage begins, and how many keys that has
+  std::uint16_t chain;
 };
+static_assert(sizeof(StageHeader) == 32);
 
 // What one consumer warp keeps of a page of encoded rows.
 template <int kHeadDim>
@@ -286,66 +290,111 @@ __device__ __forceinline__ void produce_granule(const Query& query, Ring<L>& rin
   }
 }
 
+// One stage of encoded rows of a page, as a lane of the producer sees it: lanes 8 p..8 p + 7 serve page p of a split, lane % 8 < 4 the K of
+// stream lane % 4 + 1, the others its V, so that a warp finds the addresses of all stages of a split at once.
+struct PageStage {
+  std::uint64_t active = 0;
+  std::uint32_t rank = 0, rows[kLoops] = {};
+  std::uint64_t payload = 0, parameters = 0;  // of the block
+
+  __device__ __forceinline__ void load(const Query& query, int page, int stream) {
+    if (page * kPageTokens > query.position) return;
+    const PageTableEntry& entry = query.pages[page];
+    const ActivityMap& map = query.maps[page];
+    active = map.active[stream - 1];
+    rank = map.rank[stream - 1];
+#pragma unroll
+    for (int s = 0; s < kLoops; ++s) rows[s] = map.rows[s];
+    payload = stream == 1 ? entry.base_payload : entry.residual_payload;
+    parameters = entry.parameters;
+  }
+};
+
 template <class L, int kHeadDim>
-__device__ __forceinline__ void produce_page(const Query& query, Ring<L>& ring, int page, int encoded) {
-  const PageTableEntry& entry = query.pages[page];
-  const ActivityMap& map = query.maps[page];
+__device__ __forceinline__ void produce_pages(const Query& query, Ring<L>& ring, const PageStage& stage, int encoded, int lane) {
+  const int stream = lane % 4 + 1, streams = query.history_loop();
+  const bool keys = lane % 8 < 4;
   const std::uint64_t below = encoded == kPageTokens ? ~std::uint64_t{0} : (std::uint64_t{1} << encoded) - 1;
-  const int streams = query.history_loop();
+  const std::uint64_t rows = below & stage.active;
+  const int count = __popcll(rows), rank = static_cast<int>(stage.rank);
+  PageTableEntry entry{};
+  ActivityMap map{};
+  entry.base_payload = entry.residual_payload = stage.payload;
+  entry.parameters = stage.parameters;
+#pragma unroll
+  for (int s = 0; s < kLoops; ++s) map.rows[s] = stage.rows[s];
+  StreamTile tile{};
+#pragma unroll
+  for (int s = 1; s <= kLoops; ++s) {  // so that nothing is indexed at run time
+    if (s == stream) tile = stream_tile(query.shape, entry, map, query.layer, s, keys ? KvTensor::k : KvTensor::v, query.head);
+  }
+  const unsigned char* payload = tile.payload + static_cast<std::size_t>(rank) * (kHeadDim / 2);
+  const int group = rank / kGroupSize, first_group = min((group + 1) * kGroupSize - rank, count);
+  const std::uint32_t* parameters =
+      tile.parameters + (keys ? static_cast<std::size_t>(group) * kHeadDim : static_cast<std::size_t>(rank) * (kHeadDim / kGroupSize));
+  const std::uint64_t v_parameters = __shfl_sync(~0u, reinterpret_cast<std::uint64_t>(parameters), lane | 4);
+  const int payload_bytes = count * (kHeadDim / 2), parameter_bytes = keys ? (first_group < count ? 2 : 1) * kHeadDim * 4 : 0;
 #pragma unroll 1
   for (int i = 0; i < 2 * streams; ++i) {  // K of every stream, then V
-    const bool keys = i < streams;
-    const int stream = keys ? i + 1 : i - streams + 1;
-    const std::uint64_t rows = below & map.active[stream - 1];
-    const int count = __popcll(rows), rank = static_cast<int>(map.rank[stream - 1]);
-    unsigned char* slot = ring.claim();
-    std::uint64_t* full = &ring.full[ring.slot];
-    auto* header = reinterpret_cast<StageHeader*>(slot);
-    header->rows = rows;
-    if (count > 0) {
-      const StreamTile tile = stream_tile(query.shape, entry, map, query.layer, stream, keys ? KvTensor::k : KvTensor::v, query.head);
-      const int payload_bytes = count * (kHeadDim / 2);
-      const int group = rank / kGroupSize, first_group = min((group + 1) * kGroupSize - rank, count);
-      const int parameter_bytes = keys ? (first_group < count ? 2 : 1) * kHeadDim * 4 : 0;
-      if (keys) {
-        const StreamTile values = stream_tile(query.shape, entry, map, query.layer, stream, KvTensor::v, query.head);
-        header->v_parameters = reinterpret_cast<std::uint64_t>(values.parameters + static_cast<std::size_t>(rank) * (kHeadDim / kGroupSize));
-        header->first_group = first_group;
+    if (lane % 8 == (i < streams ? i : 4 + i - streams) && encoded > 0) {
+      unsigned char* slot = ring.claim();
+      std::uint64_t* full = &ring.full[ring.slot];
+      auto* header = reinterpret_cast<StageHeader*>(slot);
+      header->rows = rows;
+      header->v_parameters = v_parameters;
+      header->segments = first_group < count ? 2 : 1;
+      header->ends[0] = static_cast<std::uint8_t>(first_group);
+      header->ends[1] = static_cast<std::uint8_t>(count);
+      if (count > 0) {
+        barrier_arrive_expecting(full, payload_bytes + parameter_bytes);
+        bulk_copy(slot + L::kHeaderBytes, payload, payload_bytes, full);
+        if (keys) bulk_copy(slot + L::kHeaderBytes + L::kPayloadBytes, parameters, parameter_bytes, full);
+      } else {
+        barrier_arrive(full);
       }
-      barrier_arrive_expecting(full, payload_bytes + parameter_bytes);
-      bulk_copy(slot + L::kHeaderBytes, tile.payload + static_cast<std::size_t>(rank) * (kHeadDim / 2), payload_bytes, full);
-      if (keys) {
-        bulk_copy(slot + L::kHeaderBytes + L::kPayloadBytes, tile.parameters + static_cast<std::size_t>(group) * kHeadDim, parameter_bytes, full);
-      }
-    } else {
-      barrier_arrive(full);
     }
-    ring.advance();
+    if (encoded > 0) ring.advance();
+    __syncwarp();  // no lane runs ahead of a stage: a claim counts on its predecessors'
   }
 }
 
 template <class L, int kHeadDim, bool kPacked>
 __device__ __forceinline__ void produce(const Query& query, Shared<kHeadDim, kPacked>& shared, SplitCursor cursor, int lane) {
-  constexpr int kOwnGranules = kGranules / L::kConsumers;
-  if (lane >= L::kConsumers) return;
-  Ring<L> ring{shared.slots[lane], shared.full[lane], shared.empty[lane]};
-  const int local_page = lane * kSplitPages / L::kConsumers;
-  while (cursor.valid()) {
-    const int split = cursor.split();
-    cursor.next();
-    if (const int page = cursor.split() * kSplitPages + local_page; page * kPageTokens <= query.position) {
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(query.pages + page));
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(query.maps + page));
-    }
-    if constexpr (kPacked) {
-      const int page = split * kSplitPages + local_page, encoded = query.encoded_rows(page);
-      if (encoded > 0) produce_page<L, kHeadDim>(query, ring, page, encoded);
-    }
+  if constexpr (kPacked) {
+    static_assert(L::kConsumers == kSplitPages);
+    const int warp = lane / 8, stream = lane % 4 + 1;
+    Ring<L> ring{shared.slots[warp], shared.full[warp], shared.empty[warp]};
+    PageStage stage;
+    stage.load(query, cursor.split() * kSplitPages + warp, stream);
+    while (cursor.valid()) {
+      const int split = cursor.split();
+      const PageStage present = stage;
+      cursor.next();
+      stage.load(query, cursor.split() * kSplitPages + warp, stream);  // in flight while this split's stages are issued
+      const int encoded = query.encoded_rows(split * kSplitPages + warp);
+      if (__any_sync(~0u, encoded > 0)) produce_pages<L, kHeadDim>(query, ring, present, encoded, lane);
 #pragma unroll 1
-    for (int i = 0; i < kOwnGranules; ++i) {
-      const int granule = lane * kOwnGranules + i;
-      const RowRange rows = bf16_rows<kPacked>(query, split, granule);
-      if (!rows.empty()) produce_granule<L, kHeadDim>(query, ring, split, granule, rows);
+      for (int granule = 2 * warp; granule < 2 * warp + 2; ++granule) {
+        const RowRange rows = bf16_rows<true>(query, split, granule);
+        if (!rows.empty() && lane % 8 == 0) produce_granule<L, kHeadDim>(query, ring, split, granule, rows);
+      }
+      __syncwarp();
+      ring.slot = __shfl_sync(~0u, ring.slot, lane & ~7);
+      ring.phase = __shfl_sync(~0u, ring.phase, lane & ~7);
+    }
+  } else {
+    static_assert(L::kConsumers == kGranules);
+    if (lane >= L::kConsumers) return;
+    Ring<L> ring{shared.slots[lane], shared.full[lane], shared.empty[lane]};
+    while (cursor.valid()) {
+      const int split = cursor.split();
+      cursor.next();
+      if (const int page = cursor.split() * kSplitPages + lane / 2; page * kPageTokens <= query.position) {
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(query.pages + page));
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(query.maps + page));
+      }
+      const RowRange rows = bf16_rows<false>(query, split, lane);
+      if (!rows.empty()) produce_granule<L, kHeadDim>(query, ring, split, lane, rows);
     }
   }
 }
@@ -395,10 +444,12 @@ __device__ __forceinline__ void halve(float (&values)[kCount], bool upper, int d
   }
 }
 
-// Rows [rows.begin, rows.end) of one granule.
-template <class L, int kHeadDim, class Sink>
-__device__ __forceinline__ void consume_granule(Ring<L>& ring, const float (&q)[kHeadDim / 8], RowRange rows, int first_position, const Sink& sink,
-                                                float* output, float2* statistics, int lane) {
+// The row of a granule whose logit and weight a lane holds.
+__device__ __forceinline__ int granule_row(int lane) { return lane % 2 * kStageRows + lane % 8 / 2 * 4 + lane / 8; }
+
+// The logit of row granule_row(lane) of one granule, if that is in `rows`.
+template <class L, int kHeadDim>
+__device__ __forceinline__ float granule_logit(Ring<L>& ring, const float (&q)[kHeadDim / 8], RowRange rows, int lane) {
   constexpr int kRowBytes = kHeadDim * 2;
   constexpr int kVectors = kHeadDim / 64;
   const int part = lane % 8, slot = lane / 8;
@@ -432,13 +483,25 @@ __device__ __forceinline__ void consume_granule(Ring<L>& ring, const float (&q)[
     const float dot = __fadd_rn(two[0], __shfl_xor_sync(~0u, two[0], 1));
     if ((part & 1) == stage) logit = __fmul_rn(dot, score_scale<kHeadDim>());
   }
-  const int own = part % 2 * kStageRows + part / 2 * 4 + slot;
-  const bool present = own >= rows.begin && own < rows.end;  // other rows of a stage were not copied
-  if (present) sink(first_position + own, logit);
-  const float maximum = warp_max(present ? logit : minus_infinity());
-  const float weight = present ? expf(__fsub_rn(logit, finite_reference(maximum))) : 0.0f;
-  const float sum = warp_sum(weight);
+  return logit;
+}
 
+// Weights of the keys of a warp, one or two a lane, from their logits: exp(logit - maximum), 0 without a key.
+template <int kCount>
+__device__ __forceinline__ float warp_weights(const float (&logits)[kCount], const bool (&present)[kCount], float (&weights)[kCount]) {
+  float maximum = minus_infinity();
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) maximum = fmaxf(maximum, present[i] ? logits[i] : minus_infinity());
+  maximum = warp_max(maximum);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) weights[i] = present[i] ? expf(__fsub_rn(logits[i], finite_reference(maximum))) : 0.0f;
+  return maximum;
+}
+
+// Sum of weight * V over the rows of one granule; the lane holds the weight of row granule_row(lane).
+template <class L, int kHeadDim>
+__device__ __forceinline__ void granule_values(Ring<L>& ring, float weight, RowRange rows, float* output, int lane) {
+  constexpr int kRowBytes = kHeadDim * 2;
   constexpr int kRowLanes = kHeadDim / 8, kStepRows = 32 / kRowLanes;
   const int chunk = lane % kRowLanes, step_row = lane / kRowLanes;
   float accumulator[8] = {};
@@ -473,6 +536,20 @@ __device__ __forceinline__ void consume_granule(Ring<L>& ring, const float (&q)[
     halve(four, lane & 8, 8);
     *reinterpret_cast<float2*>(output + channel + (lane & 8 ? 2 : 0)) = make_float2(four[0], four[1]);
   }
+}
+
+// Rows [rows.begin, rows.end) of one granule.
+template <class L, int kHeadDim, class Sink>
+__device__ __forceinline__ void consume_granule(Ring<L>& ring, const float (&q)[kHeadDim / 8], RowRange rows, int first_position, const Sink& sink,
+                                                float* output, float2* statistics, int lane) {
+  const float logits[1] = {granule_logit<L, kHeadDim>(ring, q, rows, lane)};
+  const int row = granule_row(lane);
+  const bool present[1] = {row >= rows.begin && row < rows.end};  // other rows of a stage were not copied
+  if (present[0]) sink(first_position + row, logits[0]);
+  float weights[1];
+  const float maximum = warp_weights(logits, present, weights);
+  const float sum = warp_sum(weights[0]);
+  granule_values<L, kHeadDim>(ring, weights[0], rows, output, lane);
   if (lane == 0) *statistics = make_float2(maximum, sum);
 }
 
@@ -515,22 +592,24 @@ __device__ __forceinline__ void list_rows(std::uint64_t mask, std::uint8_t* rows
   __syncwarp();
 }
 
-// weights[row] += q·dec(K) for the rows of one stage, 64 compact rows or fewer in at most two groups.
+// weights[row] += q·dec(K) for the rows of one stage.
 template <class L, int kHeadDim>
 __device__ __forceinline__ void dot_stage(const unsigned char* stage, const float (&q)[kHeadDim / 32], PageScratch<kHeadDim>& scratch, int count,
-                                          int first_group, std::uint64_t absent, Fault fault, int lane) {
+                                          std::uint64_t absent, Fault fault, int lane) {
   constexpr int kOwn = kHeadDim / 32;        // channels that a lane folds
   constexpr int kLaneBytes = kHeadDim / 8;   // of a payload row
   constexpr int kWords = kLaneBytes / 4;
   const int row_lane = lane / 4, part = lane % 4;
   const unsigned char* payload = stage + L::kHeaderBytes;
-  for (int group = 0; group < (first_group < count ? 2 : 1); ++group) {
-    const int begin = group == 0 ? 0 : first_group, end = group == 0 ? first_group : count;
+  const auto& header = *reinterpret_cast<const StageHeader*>(stage);
+  const int segments = header.segments;
+  for (int segment = 0, begin = 0, end; segment < segments; ++segment, begin = end) {
+    end = header.ends[segment];
     float scaled[kOwn];
     float bias = 0.0f, largest = 0.0f;
     {
       std::uint32_t pairs[kOwn];
-      load_words<4 * kOwn>(pairs, payload + L::kPayloadBytes + (group * kHeadDim + lane * kOwn) * 4);
+      load_words<4 * kOwn>(pairs, payload + L::kPayloadBytes + (segment * kHeadDim + lane * kOwn) * 4);
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) {
         const float2 minimum_scale = parameter(pairs[i]);
@@ -580,14 +659,14 @@ __device__ __forceinline__ void dot_stage(const unsigned char* stage, const floa
         load_words<8>(columns[w], scratch.folded + row_lane * kHeadDim + (part * kWords + w) * 8);
       }
     }
-    if (fault == Fault::absent_residual_as_code_zero && group == 0) {
+    if (fault == Fault::absent_residual_as_code_zero && segment == 0) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         if ((absent >> (lane + 32 * half)) & 1u) scratch.weights[lane + 32 * half] = __fadd_rn(scratch.weights[lane + 32 * half], bias);
       }
       __syncwarp();
     }
-    constexpr int kTiles = 4;  // of 16 rows, together
+    constexpr int kTiles = 2;  // of 16 rows, together
     for (int base = begin; base < end; base += 16 * kTiles) {
       std::uint32_t words[kTiles][2][kWords];
 #pragma unroll
@@ -607,7 +686,8 @@ __device__ __forceinline__ void dot_stage(const unsigned char* stage, const floa
 #pragma unroll
         for (int w = 0; w < kWords; ++w) {
           const std::uint32_t top = words[t][0][w], bottom = words[t][1][w];
-          multiply_bytes_signed(sums, top & kLowNibbles, bottom & kLowNibbles, top & kHighNibbles, bottom & kHighNibbles, columns[w][0], columns[w][1]);
+          multiply_bytes_signed(sums, top & kLowNibbles, bottom & kLowNibbles, top & kHighNibbles, bottom & kHighNibbles, columns[w][0],
+                                columns[w][1]);
         }
         // Lane part 0 has digits 0 and 1, part 1 digits 2 and 3; part 0 completes rows 0..7, part 1 rows 8..15 of the tile.
         const int upper = sums[0] + sums[1] * 256, lower = sums[2] + sums[3] * 256;
@@ -726,6 +806,26 @@ __device__ __forceinline__ void add_stage(const unsigned char* stage, const std:
   __syncwarp();
 }
 
+// Writes what add_stage left in a warp, offsets included, and adds up the warp's weights.
+template <int kHeadDim>
+__device__ __forceinline__ void store_values(const float (&output)[kHeadDim / 16], float (&offsets)[kHeadDim / kGroupSize], float& sum,
+                                             float* partial, int lane) {
+  constexpr int kHalves = kHeadDim / kGroupSize;
+#pragma unroll
+  for (int width = 16; width > 0; width /= 2) {  // together: their latencies overlap
+    sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, width));
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) offsets[h] = __fadd_rn(offsets[h], __shfl_xor_sync(~0u, offsets[h], width));
+  }
+  const int row_lane = lane / 4, part = lane % 4;
+  const int half_of_lane = kHalves == 2 ? row_lane / 4 : 0;
+  if (part / 2 == half_of_lane) {
+    const float offset = kHalves == 2 && half_of_lane == 1 ? offsets[kHalves - 1] : offsets[0];
+#pragma unroll
+    for (int j = 0; j < kHeadDim / 16; ++j) partial[row_lane * (kHeadDim / 8) + 2 * j + (part & 1)] = __fadd_rn(output[j], offset);
+  }
+}
+
 // Encoded rows 0..encoded - 1 of one page.
 template <class L, int kHeadDim, class Sink>
 __device__ __forceinline__ void consume_page(Ring<L>& ring, const Query& query, const float (&q)[kHeadDim / 32], PageScratch<kHeadDim>& scratch,
@@ -749,30 +849,22 @@ __device__ __forceinline__ void consume_page(Ring<L>& ring, const Query& query, 
                      : "memory");
       }
       list_rows(rows, scratch.rows, lane);
-      dot_stage<L, kHeadDim>(stage, q, scratch, count, header.first_group, stream == 1 ? 0 : keys & ~rows, query.fault, lane);
+      dot_stage<L, kHeadDim>(stage, q, scratch, count, stream == 1 ? 0 : keys & ~rows, query.fault, lane);
     }
     ring.release(lane);
   }
-  float logit[2];
-  float maximum = minus_infinity();
+  float logits[2], weights[2];
+  const bool present[2] = {lane < encoded, lane + 32 < encoded};
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = lane + 32 * half;
-    logit[half] = __fmul_rn(scratch.weights[row], score_scale<kHeadDim>());
-    if (row < encoded) {
-      sink(first_position + row, logit[half]);
-      maximum = fmaxf(maximum, logit[half]);
-    }
+    logits[half] = __fmul_rn(scratch.weights[row], score_scale<kHeadDim>());
+    if (present[half]) sink(first_position + row, logits[half]);
   }
-  maximum = warp_max(maximum);
-  float sum = 0.0f;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int row = lane + 32 * half;
-    const float weight = row < encoded ? expf(__fsub_rn(logit[half], finite_reference(maximum))) : 0.0f;
-    scratch.weights[row] = weight;
-    sum = __fadd_rn(sum, weight);
-  }
+  const float maximum = warp_weights(logits, present, weights);
+  scratch.weights[lane] = weights[0];
+  scratch.weights[lane + 32] = weights[1];
+  float sum = __fadd_rn(weights[0], weights[1]);
   asm volatile("cp.async.wait_all;" ::: "memory");
   __syncwarp();
 
@@ -787,19 +879,7 @@ __device__ __forceinline__ void consume_page(Ring<L>& ring, const Query& query, 
     }
     ring.release(lane);
   }
-#pragma unroll
-  for (int width = 16; width > 0; width /= 2) {  // together: their latencies overlap
-    sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, width));
-#pragma unroll
-    for (int h = 0; h < kHalves; ++h) offsets[h] = __fadd_rn(offsets[h], __shfl_xor_sync(~0u, offsets[h], width));
-  }
-  const int row_lane = lane / 4, part = lane % 4;
-  const int half_of_lane = kHalves == 2 ? row_lane / 4 : 0;
-  if (part / 2 == half_of_lane) {
-    const float offset = kHalves == 2 && half_of_lane == 1 ? offsets[kHalves - 1] : offsets[0];
-#pragma unroll
-    for (int j = 0; j < kHeadDim / 16; ++j) partial[row_lane * (kHeadDim / 8) + 2 * j + (part & 1)] = __fadd_rn(output[j], offset);
-  }
+  store_values<kHeadDim>(output, offsets, sum, partial, lane);
   if (lane == 0) *statistics = make_float2(maximum, sum);
 }
 
@@ -828,28 +908,63 @@ struct Channels {
       reinterpret_cast<float2*>(output)[lane] = make_float2(values[0], values[1]);
     }
   }
+  __device__ __forceinline__ void store_bf16(__nv_bfloat16* output, int lane) const {
+#pragma unroll
+    for (int c = 0; c < kOwn; c += 2) {
+      reinterpret_cast<__nv_bfloat162*>(output)[(lane * kOwn + c) / 2] = __floats2bfloat162_rn(values[c], values[c + 1]);
+    }
+  }
 };
+
+// Adds one more partial result to a chain; `output` and the returned statistics are those of both.
+template <int kHeadDim>
+__device__ __forceinline__ float2 add_to_chain(Channels<kHeadDim>& output, float2 statistics, const Channels<kHeadDim>& chain, float2 before) {
+  const float maximum = fmaxf(before.x, statistics.x), reference = finite_reference(maximum);
+  const float kept = expf(__fsub_rn(before.x, reference)), added = expf(__fsub_rn(statistics.x, reference));
+#pragma unroll
+  for (int c = 0; c < Channels<kHeadDim>::kOwn; ++c) output.values[c] = __fmaf_rn(added, output.values[c], __fmul_rn(kept, chain.values[c]));
+  return make_float2(maximum, __fmaf_rn(added, statistics.y, __fmul_rn(kept, before.y)));
+}
+
+// Whether this CTA is the last of `ranks` to arrive, so that it sees what the warps of all of them stored before. Called by one warp; the
+// counter is zero before and after.
+__device__ __forceinline__ bool arrive_last(std::uint32_t* arrivals, int ranks, int lane) {
+  __syncwarp();
+  std::uint32_t before = 0;
+  if (lane == 0) asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(arrivals) : "memory");
+  if (__shfl_sync(~0u, before, 0) != static_cast<std::uint32_t>(ranks - 1)) return false;
+  if (lane == 0) *arrivals = 0;
+  return true;
+}
 
 // The weighted combination, ascending in k, of those of kCount partial results that `present` names: lane k brings the statistics of the
 // k-th, and output_of(k) is where it lies. Returns (maximum, sum).
 template <int kHeadDim, int kCount, class OutputOf>
 __device__ __forceinline__ float2 combine(float2 statistics, std::uint32_t present, OutputOf&& output_of, Channels<kHeadDim>& output, int lane) {
-  Channels<kHeadDim> partial[kCount];
+  constexpr int kTogether = kCount < 16 ? kCount : 16;  // whose loads are issued before the first is used
+  Channels<kHeadDim> partial[kTogether];
+  const auto load = [&](int base) {
 #pragma unroll
-  for (int k = 0; k < kCount; ++k) {
-    if ((present >> k) & 1u) partial[k] = Channels<kHeadDim>::load(output_of(k), lane);
-  }
+    for (int i = 0; i < kTogether; ++i) {
+      if ((present >> (base + i)) & 1u) partial[i] = Channels<kHeadDim>::load(output_of(base + i), lane);
+    }
+  };
+  load(0);
   const float maximum = warp_max(statistics.x);
   const float factor = expf(__fsub_rn(statistics.x, finite_reference(maximum)));
   float sum = 0.0f;
   for (float& value : output.values) value = 0.0f;
+#pragma unroll 1
+  for (int base = 0; base < kCount; base += kTogether) {
+    if (base > 0) load(base);
 #pragma unroll
-  for (int k = 0; k < kCount; ++k) {
-    const float weight = __shfl_sync(~0u, factor, k), part = __shfl_sync(~0u, statistics.y, k);
-    if ((present >> k) & 1u) {
-      sum = __fmaf_rn(weight, part, sum);
+    for (int i = 0; i < kTogether; ++i) {
+      const float weight = __shfl_sync(~0u, factor, base + i), part = __shfl_sync(~0u, statistics.y, base + i);
+      if ((present >> (base + i)) & 1u) {
+        sum = __fmaf_rn(weight, part, sum);
 #pragma unroll
-      for (int c = 0; c < Channels<kHeadDim>::kOwn; ++c) output.values[c] = __fmaf_rn(weight, partial[k].values[c], output.values[c]);
+        for (int c = 0; c < Channels<kHeadDim>::kOwn; ++c) output.values[c] = __fmaf_rn(weight, partial[i].values[c], output.values[c]);
+      }
     }
   }
   return make_float2(maximum, sum);
@@ -877,13 +992,8 @@ __device__ __forceinline__ void finish(const Arguments& arguments, const Query& 
     __syncwarp();
     if (lane == 0) barrier_arrive(&shared.partials_empty[buffer]);
     if (split >= kChains) {
-      const float2 before = shared.chain_statistics[cursor.chain];
-      const Output chain = Output::load(shared.chain_output[cursor.chain], lane);
-      const float maximum = fmaxf(before.x, statistics.x), reference = finite_reference(maximum);
-      const float kept = expf(__fsub_rn(before.x, reference)), added = expf(__fsub_rn(statistics.x, reference));
-#pragma unroll
-      for (int c = 0; c < Output::kOwn; ++c) output.values[c] = __fmaf_rn(added, output.values[c], __fmul_rn(kept, chain.values[c]));
-      statistics = make_float2(maximum, __fmaf_rn(added, statistics.y, __fmul_rn(kept, before.y)));
+      statistics =
+          add_to_chain(output, statistics, Output::load(shared.chain_output[cursor.chain], lane), shared.chain_statistics[cursor.chain]);
       __syncwarp();
     }
     output.store(shared.chain_output[cursor.chain], lane);
@@ -903,25 +1013,16 @@ __device__ __forceinline__ void finish(const Arguments& arguments, const Query& 
       Output::load(shared.chain_output[chain], lane).store(shared_outputs + chain * kHeadDim, lane);
       if (lane == 0) shared_statistics[chain] = shared.chain_statistics[chain];
     }
-    __syncwarp();
-    std::uint32_t before = 0;
-    if (lane == 0) {  // releases the warp's stores, and acquires everybody else's
-      asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(arguments.arrivals + head_index) : "memory");
-    }
-    if (__shfl_sync(~0u, before, 0) != static_cast<std::uint32_t>(ranks - 1)) return;
-    if (lane == 0) arguments.arrivals[head_index] = 0;
+    if (!arrive_last(arguments.arrivals + head_index, ranks, lane)) return;
     outputs = shared_outputs;
     statistics = shared_statistics;
   }
   Output output;
   const float2 total = combine<kHeadDim, kChains>(lane < chains ? statistics[lane] : make_float2(minus_infinity(), 0.0f), (1u << chains) - 1,
                                                   [&](int k) { return outputs + k * kHeadDim; }, output, lane);
-  const int channel = lane * Output::kOwn;
-  __nv_bfloat162* target = reinterpret_cast<__nv_bfloat162*>(arguments.output + head_index * kHeadDim + channel);
 #pragma unroll
   for (int c = 0; c < Output::kOwn; ++c) output.values[c] = __fdiv_rn(output.values[c], total.y);
-#pragma unroll
-  for (int c = 0; c < Output::kOwn; c += 2) target[c / 2] = __floats2bfloat162_rn(output.values[c], output.values[c + 1]);
+  output.store_bf16(arguments.output + head_index * kHeadDim, lane);
   if constexpr (kStatistics) {
     const std::size_t state = reference_index(query.shape, row.reference, arguments.layer, query.head);
     output.store(arguments.reference.o_ref + state * kHeadDim, lane);
@@ -1008,13 +1109,27 @@ __global__ void __launch_bounds__(Layout<kHeadDim, kPacked>::kThreads, Layout<kH
   }
 }
 
-// CTAs of one (row, head): as many as are resident together, a power of two unless every one has a single split.
-inline int cta_count(int pairs, int splits, int resident) {
-  const int limit = std::min({kChains, splits, std::max(1, resident / pairs)});
+// CTAs of one (row, head), `most` or fewer: as many as are resident together, a power of two unless every one has a single split.
+inline int cta_count(int pairs, int splits, int resident, int most) {
+  const int limit = std::min({most, splits, std::max(1, resident / pairs)});
   if (limit == splits) return splits;
   int ctas = 1;
   while (2 * ctas <= limit) ctas *= 2;
   return ctas;
+}
+
+// One launch, capturable.
+inline void launch_ctas(void (*kernel)(Arguments), int threads, int shared_bytes, int blocks_per_sm, int most, const Arguments& arguments,
+                        int row_count, int max_length, cudaStream_t stream) {
+  int device = 0, processors = 0;
+  LOOPGAUGE_CUDA_CHECK(cudaGetDevice(&device));
+  LOOPGAUGE_CUDA_CHECK(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
+  LOOPGAUGE_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
+  const int splits = (max_length + kSplitTokens - 1) / kSplitTokens;
+  const int ctas = cta_count(arguments.kv.shape.heads * row_count, splits, processors * blocks_per_sm, most);
+  const dim3 grid(static_cast<unsigned>(ctas), static_cast<unsigned>(arguments.kv.shape.heads), static_cast<unsigned>(row_count));
+  kernel<<<grid, static_cast<unsigned>(threads), static_cast<std::size_t>(shared_bytes), stream>>>(arguments);
+  LOOPGAUGE_CUDA_CHECK(cudaGetLastError());
 }
 
 template <int kHeadDim, bool kPacked, bool kStatistics>
@@ -1022,16 +1137,8 @@ void launch(const Arguments& arguments, int row_count, int max_length, cudaStrea
   using L = Layout<kHeadDim, kPacked>;
   constexpr int kBytes = sizeof(Shared<kHeadDim, kPacked>);
   static_assert((kBytes + 1024) * L::kBlocksPerSm <= 228 * 1024);
-  const auto kernel = dense_attention_kernel<kHeadDim, kPacked, kStatistics>;
-  int device = 0, processors = 0;
-  LOOPGAUGE_CUDA_CHECK(cudaGetDevice(&device));
-  LOOPGAUGE_CUDA_CHECK(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
-  LOOPGAUGE_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
-  const int splits = (max_length + kSplitTokens - 1) / kSplitTokens;
-  const int ctas = cta_count(arguments.kv.shape.heads * row_count, splits, processors * L::kBlocksPerSm);
-  const dim3 grid(static_cast<unsigned>(ctas), static_cast<unsigned>(arguments.kv.shape.heads), static_cast<unsigned>(row_count));
-  kernel<<<grid, L::kThreads, kBytes, stream>>>(arguments);
-  LOOPGAUGE_CUDA_CHECK(cudaGetLastError());
+  launch_ctas(dense_attention_kernel<kHeadDim, kPacked, kStatistics>, L::kThreads, kBytes, L::kBlocksPerSm, kChains, arguments, row_count, max_length,
+              stream);
 }
 
 #endif  // __CUDACC__

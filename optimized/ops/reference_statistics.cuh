@@ -24,15 +24,15 @@ struct ReferenceStatisticsArguments {
   ReferenceView reference;
   float* logits = nullptr;          // [rows, heads, logit_stride]: scaled FP32 logits of positions 0..position; scratch of this layer
   std::int64_t logit_stride = 0;    // >= max_length
-  bool encoded_history = true;      // as in AttentionDecodeArguments
+  bool encoded_history = true;      // as in AttentionDecodeArguments, and `arrivals`
   __nv_bfloat16* output = nullptr;  // [rows, heads * head_dim]: bf16(O_ref)
   void* workspace = nullptr;        // reference_statistics_workspace_bytes
-  std::uint32_t* arrivals = nullptr;       // as in AttentionDecodeArguments
+  std::uint32_t* arrivals = nullptr;       // [rows, heads]
   std::uint64_t* numeric_fault = nullptr;  // one word, see numeric_fault.hpp; lowered when a logit is not finite
   Fault fault = Fault::none;
 };
 
-std::size_t reference_statistics_workspace_bytes(const KvShape& shape, int row_count, int max_length);
+std::size_t reference_statistics_workspace_bytes(const KvShape& shape, int row_count);
 
 // Specification clause and reference counterpart: SPEC.md "Sparse decode attention", loop 2: O_ref, and what m and C_ref need;
 //   reference/ops/reference_attention.
@@ -48,9 +48,10 @@ void reference_statistics(const ReferenceStatisticsArguments& arguments, cudaStr
 // Specification clause and reference counterpart: SPEC.md "Sparse decode attention", m = sum of p over S, C_ref = sum p·V over S.
 // Shapes and layouts: as reference_statistics (q and output unused); reads logits, selected, maximum and sum; writes mass and c_ref.
 // Requires: select_keys (or forced masks) and reference_statistics of the same rows before it on the stream.
-// Numerics: p = exp(logit - maximum) / sum; FP32 sums.
-// Determinism: splits of 1024 absolute positions combined ascending.
-// Launch: (splits, heads, rows) CTAs of 128 threads, then (heads, rows).
+// Numerics: p = exp(logit - maximum) / sum; FP32 sums, encoded V as in attention_decode.
+// Determinism: partial results of 32 BF16 or 64 encoded keys of a split of 256 absolute positions, chains of splits, combined ascending
+//   (selected_attention.cuh).
+// Launch: one kernel, (CTAs of a row and head, heads, rows) CTAs of 256 threads.
 // Traffic: V of the selected keys, the masks and their logits.
 void reference_contribution(const ReferenceStatisticsArguments& arguments, cudaStream_t stream);
 

@@ -22,20 +22,23 @@ struct SparseCorrectionArguments {
   int row_count = 0;
   int max_length = 0;  // host bound on position + 1
   ReferenceView reference;
-  __nv_bfloat16* output = nullptr;  // [rows, heads * head_dim]
-  void* workspace = nullptr;        // sparse_correction_workspace_bytes
+  bool encoded_history = true;        // as in AttentionDecodeArguments, and `arrivals`
+  __nv_bfloat16* output = nullptr;    // [rows, heads * head_dim]
+  void* workspace = nullptr;          // sparse_correction_workspace_bytes
+  std::uint32_t* arrivals = nullptr;  // [rows, heads]
   Fault fault = Fault::none;
 };
 
-std::size_t sparse_correction_workspace_bytes(const KvShape& shape, int row_count, int max_length);
+std::size_t sparse_correction_workspace_bytes(const KvShape& shape, int row_count);
 
 // Specification clause and reference counterpart: SPEC.md "Sparse decode attention": O = (O_ref - C_ref) + m·L, L = softmax over S of
 //   Q[r]·K[r,S]/sqrt(D) applied to V[r,S]; reference/ops/sparse_correction.
 // Shapes and layouts: above; K/V as kv_layout.hpp, keys as the masks of the reference slot.
 // Requires: reference_statistics, select_keys and reference_contribution of the slot before it on the stream; S not empty.
 // Numerics: L as attention_decode in FP32; subtraction, product and sum each rounded to FP32; one rounding to BF16.
-// Determinism: splits of 1024 absolute positions combined ascending; a row's bits do not depend on the batch.
-// Launch: (splits, heads, rows) CTAs of 128 threads, then (heads, rows).
+// Determinism: partial results of 32 BF16 or 64 encoded keys of a split of 256 absolute positions, chains of splits, combined ascending
+//   (selected_attention.cuh); a row's bits do not depend on the batch.
+// Launch: one kernel, (CTAs of a row and head, heads, rows) CTAs of 256 threads.
 // Traffic: K and V rows of the selected keys, parameters of every touched group, O_ref, C_ref.
 void sparse_correction(const SparseCorrectionArguments& arguments, cudaStream_t stream);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every launcher of the split-KV reader checks on the host.
+// What every launcher of a split-KV reader checks on the host.
 #pragma once
 
 #include <string>
@@ -9,9 +9,7 @@
 
 namespace loopgauge::optimized::split {
 
-inline int split_count(int max_length, int split_tokens) { return (max_length + split_tokens - 1) / split_tokens; }
-
-// Limits of the launch: grid extents and the shared memory of the combination (4 bytes a split of 256).
+// Limits of the launch: grid extents, and positions that an int holds with room to spare.
 inline void check_launch(const char* operation, const KvShape& shape, int row_count, int max_length) {
   if (shape.head_dim != 64 && shape.head_dim != 128) {
     throw UnsupportedError(std::string(operation) + ": head_dim " + std::to_string(shape.head_dim) + " is not 64 or 128");

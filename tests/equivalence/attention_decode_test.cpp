@@ -144,10 +144,12 @@ TEST_P(AttentionDecodePacked, PackedStreamsMatchTheReference) {
 INSTANTIATE_TEST_SUITE_P(Shapes, AttentionDecode,
                          ::testing::Values(Case{3, 128, 1000, 500, false}, Case{3, 64, 1000, 500, false}, Case{16, 128, 300, 300, false},
                                            Case{3, 128, 700, 0, true}, Case{3, 64, 65, 20, false}, Case{2, 128, 1, 1, true},
-                                           Case{2, 64, 7, 4, false}, Case{2, 128, 193, 128, false}));
+                                           Case{2, 64, 7, 4, false}, Case{2, 128, 193, 128, false},
+                                           Case{1, 64, 4400, 4200, false}));  // more splits than chains
 INSTANTIATE_TEST_SUITE_P(Shapes, AttentionDecodePacked,
                          ::testing::Values(Case{3, 128, 1000, 500, false}, Case{3, 64, 1000, 500, false}, Case{16, 128, 300, 300, false},
-                                           Case{3, 128, 700, 0, true}, Case{3, 64, 65, 20, false}, Case{2, 128, 193, 128, false}));
+                                           Case{3, 128, 700, 0, true}, Case{3, 64, 65, 20, false}, Case{2, 128, 193, 128, false},
+                                           Case{1, 128, 4400, 4200, false}));
 
 // A block that ends inside a page (a prompt that is no multiple of 64, policy fixed_prompt): the rest of the page is read as BF16.
 TEST(AttentionDecodeDevice, EncodedPromptEndsInsideAPage) {

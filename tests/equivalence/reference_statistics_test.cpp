@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
+
 #include "models/spec/reference_statistics.hpp"
 #include "optimized/ops/attention_decode.cuh"
 #include "optimized/ops/select_keys.cuh"
@@ -47,7 +49,7 @@ TEST_P(ReferenceStatistics, LogitsSelectionMassAndContributions) {
   optimized::ReferenceStore store(shape, 3, c.positions, allocator);
   DeviceArray<std::uint16_t> q(allocator, q_host), output(allocator, q_host.size()), plain(allocator, q_host.size());
   DeviceArray<optimized::QueryRow> device_rows(allocator, rows);
-  DeviceArray<std::uint8_t> workspace(allocator, optimized::reference_statistics_workspace_bytes(shape, row_count, c.positions));
+  DeviceArray<std::uint8_t> workspace(allocator, optimized::reference_statistics_workspace_bytes(shape, row_count));
   DeviceArray<std::uint32_t> arrivals(allocator, std::vector<std::uint32_t>(rows.size() * static_cast<std::size_t>(shape.heads)));
   DeviceArray<float> logits(allocator, rows.size() * static_cast<std::size_t>(shape.heads * c.positions));
   const auto* q_data = reinterpret_cast<const __nv_bfloat16*>(q.data());
@@ -91,6 +93,30 @@ TEST_P(ReferenceStatistics, LogitsSelectionMassAndContributions) {
                                .arrivals = arrivals.data()},
                               history.stream());
   EXPECT_EQ(output.download(), plain.download()) << "bf16(O_ref) and attention_decode";
+  if (!c.encoded) {
+    const auto state_floats = static_cast<std::size_t>(3 * shape.layers * shape.heads) * head_dim;
+    const auto c_ref_of = [&] {
+      std::vector<float> values(state_floats);
+      LOOPGAUGE_CUDA_CHECK(cudaMemcpy(values.data(), store.view().c_ref, state_floats * 4, cudaMemcpyDeviceToHost));
+      return values;
+    };
+    const auto expected_c_ref = c_ref_of();
+    const auto expected_logits = logits.download();
+    logits.poison();
+    output.poison();
+    optimized::ReferenceStatisticsArguments narrow = arguments;
+    narrow.encoded_history = false;
+    optimized::reference_statistics(narrow, history.stream());
+    optimized::reference_contribution(narrow, history.stream());
+    const auto bits = [](const std::vector<float>& values) {
+      std::vector<std::uint32_t> result;
+      for (const float value : values) result.push_back(std::bit_cast<std::uint32_t>(value));
+      return result;
+    };
+    EXPECT_EQ(output.download(), plain.download()) << "the kernel that reads BF16 only";
+    EXPECT_EQ(bits(logits.download()), bits(expected_logits)) << "the kernel that reads BF16 only";
+    EXPECT_EQ(bits(c_ref_of()), bits(expected_c_ref)) << "the kernel that reads BF16 only";
+  }
 
   const auto actual_logits = logits.download();
   const auto fetch = [](const float* source, std::size_t count) {
@@ -158,7 +184,7 @@ TEST_P(ReferenceStatistics, LogitsSelectionMassAndContributions) {
 INSTANTIATE_TEST_SUITE_P(Shapes, ReferenceStatistics,
                          ::testing::Values(Case{3, 128, 1000, false}, Case{3, 64, 700, false}, Case{3, 128, 700, true},
                                            Case{3, 64, 1000, true}, Case{16, 128, 260, true}, Case{2, 128, 1, false},
-                                           Case{2, 64, 64, false}, Case{2, 128, 65, true}));
+                                           Case{2, 64, 64, false}, Case{2, 128, 65, true}, Case{1, 64, 8500, true}));
 
 TEST(ReferenceStatisticsDevice, NonFiniteLogitIsReported) {
   LOOPGAUGE_REQUIRE_DEVICE();
@@ -171,7 +197,7 @@ TEST(ReferenceStatisticsDevice, NonFiniteLogitIsReported) {
   optimized::ReferenceStore store(shape, 1, 100, allocator);
   DeviceArray<std::uint16_t> q(allocator, q_host), output(allocator, width);
   DeviceArray<optimized::QueryRow> rows(allocator, std::vector<optimized::QueryRow>{{history.request(), 99, 2, 0, 0}});
-  DeviceArray<std::uint8_t> workspace(allocator, optimized::reference_statistics_workspace_bytes(shape, 1, 100));
+  DeviceArray<std::uint8_t> workspace(allocator, optimized::reference_statistics_workspace_bytes(shape, 1));
   DeviceArray<std::uint32_t> arrivals(allocator, std::vector<std::uint32_t>(static_cast<std::size_t>(shape.heads)));
   DeviceArray<float> logits(allocator, static_cast<std::size_t>(shape.heads) * 100);
   optimized::reference_statistics({.kv = history.cache().view(),

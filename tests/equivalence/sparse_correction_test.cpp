@@ -67,12 +67,13 @@ struct Batch {
 };
 
 std::vector<std::uint16_t> run(History& history, const optimized::ReferenceView& view, const Batch& batch, int max_length,
-                               Fault fault = Fault::none) {
+                               Fault fault = Fault::none, bool encoded_history = true) {
   optimized::DeviceAllocator& allocator = history.allocator();
   const auto rows = static_cast<int>(batch.rows.size());
   DeviceArray<std::uint16_t> q(allocator, batch.q), output(allocator, batch.q.size());
   DeviceArray<optimized::QueryRow> device_rows(allocator, batch.rows);
-  DeviceArray<std::uint8_t> workspace(allocator, optimized::sparse_correction_workspace_bytes(history.kv_shape(), rows, max_length));
+  DeviceArray<std::uint8_t> workspace(allocator, optimized::sparse_correction_workspace_bytes(history.kv_shape(), rows));
+  DeviceArray<std::uint32_t> arrivals(allocator, std::vector<std::uint32_t>(batch.rows.size() * static_cast<std::size_t>(history.model().heads)));
   optimized::sparse_correction({.kv = history.cache().view(),
                                 .layer = kLayer,
                                 .q = reinterpret_cast<const __nv_bfloat16*>(q.data()),
@@ -81,10 +82,13 @@ std::vector<std::uint16_t> run(History& history, const optimized::ReferenceView&
                                 .row_count = rows,
                                 .max_length = max_length,
                                 .reference = view,
+                                .encoded_history = encoded_history,
                                 .output = reinterpret_cast<__nv_bfloat16*>(output.data()),
                                 .workspace = workspace.data(),
+                                .arrivals = arrivals.data(),
                                 .fault = fault},
                                history.stream());
+  for (const std::uint32_t count : arrivals.download()) EXPECT_EQ(count, 0u) << "arrivals of the next launch";
   return output.download();
 }
 
@@ -123,6 +127,9 @@ TEST_P(SparseCorrection, MatchesTheReferenceGivenItsState) {
   }
   batch.q = random_rows(generator, batch.rows.size() * width);
   const auto actual = run(history, store.view(), batch, c.positions);
+  if (!c.encoded) {
+    EXPECT_EQ(run(history, store.view(), batch, c.positions, Fault::none, false), actual) << "the kernel that reads BF16 only";
+  }
   ErrorCheck check;
   for (std::size_t i = 0; i < batch.rows.size(); ++i) {
     const auto& row = batch.rows[i];
@@ -157,7 +164,9 @@ TEST_P(SparseCorrection, MatchesTheReferenceGivenItsState) {
 INSTANTIATE_TEST_SUITE_P(Shapes, SparseCorrection,
                          ::testing::Values(Case{3, 128, 1000, 1000, false}, Case{3, 64, 1000, 1000, false}, Case{3, 128, 1000, 1000, true},
                                            Case{3, 64, 700, 1000, true}, Case{16, 128, 260, 1000, true}, Case{2, 128, 2100, 50, true},
-                                           Case{2, 64, 129, 10000, true}, Case{2, 128, 1, 1000, false}, Case{2, 64, 65, 1, false}));
+                                           Case{2, 64, 129, 10000, true}, Case{2, 128, 1, 1000, false}, Case{2, 64, 65, 1, false},
+                                           // more splits than chains
+                                           Case{1, 64, 8500, 1000, true}, Case{1, 128, 8500, 1000, false}));
 
 // S-SDA: with every key selected, m is 1 and the correction is current dense attention up to rounding.
 TEST(SparseCorrectionDevice, AllKeysGiveDenseAttention) {
@@ -172,7 +181,7 @@ TEST(SparseCorrectionDevice, AllKeysGiveDenseAttention) {
   optimized::DeviceAllocator& allocator = history.allocator();
   DeviceArray<std::uint16_t> q(allocator, batch.q), output(allocator, width), dense(allocator, width);
   DeviceArray<optimized::QueryRow> rows(allocator, batch.rows);
-  DeviceArray<std::uint8_t> workspace(allocator, optimized::reference_statistics_workspace_bytes(shape, 1, 500));
+  DeviceArray<std::uint8_t> workspace(allocator, optimized::reference_statistics_workspace_bytes(shape, 1));
   DeviceArray<std::uint32_t> arrivals(allocator, std::vector<std::uint32_t>(static_cast<std::size_t>(shape.heads)));
   DeviceArray<float> logits(allocator, static_cast<std::size_t>(shape.heads) * 500);
   const optimized::ReferenceStatisticsArguments arguments{.kv = history.cache().view(),
