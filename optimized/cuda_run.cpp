@@ -47,15 +47,9 @@ void check_in_flight(const RunOptions& options, const EffectiveConfig& config, c
   }
 }
 
-// What the device seals ahead of the host is what serial_aligned rows see, and the planted faults are in what the host decides.
-void check_speculation(const RunOptions& options, const EffectiveConfig& config) {
+// The planted faults are in what the host decides.
+void check_speculation(const RunOptions& options) {
   if (options.speculation.kind == SpeculationKind::none || options.submissions_in_flight == 1) return;
-  const auto& q = config.q();
-  if (q.enabled && q.policy != EncodingPolicy::fixed_prompt && q.timing == EncodingTiming::execution_dependent) {
-    throw UnsupportedError(
-        "with several submissions in flight the CUDA runtime speculates with serial_aligned timing, fixed_prompt or Q off: under execution_dependent what a row "
-        "sees follows from the decision before it");
-  }
   for (const Fault fault : {Fault::stale_reference_at_position, Fault::plane_not_truncated, Fault::candidate_sealed, Fault::draft_hidden_shared,
                             Fault::acceptance_off_by_one, Fault::early_flush}) {
     if (options.fault == fault) {
@@ -98,9 +92,10 @@ CudaRun::CudaRun(const RunContext& context, const Trace& trace, const EffectiveC
       started_states_(allocator_, MemoryCategory::workspace),
       draft_outcomes_(allocator_, MemoryCategory::workspace),
       round_outcomes_(allocator_, MemoryCategory::workspace),
-      due_blocks_(allocator_, MemoryCategory::conversion_scratch) {
+      due_blocks_(allocator_, MemoryCategory::conversion_scratch),
+      due_again_(allocator_, MemoryCategory::conversion_scratch) {
   check_in_flight(options_, config_, trace);
-  check_speculation(options_, config_);
+  check_speculation(options_);
   if (options_.graph_replay) graphs_.emplace();
   open_ticket();
   const auto live = static_cast<std::size_t>(std::min(static_cast<int>(trace.requests.size()), kMaxRequests));

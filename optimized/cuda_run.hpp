@@ -250,7 +250,7 @@ class CudaRun {
   bool may_be_speculative_work(const RequestState& s, const WorkItem& item) const;
   PositionRange possible_positions(const RequestState& s, int index) const;
   std::vector<Part> ahead_parts(RequestState& s, const WorkItem& item, int loop);
-  void seal_if_due(RequestState& s, RoundOutcome* outcome);
+  void seal_if_due(RequestState& s, int rows, RoundOutcome* outcome);
   void hold_references(RequestState& s);
   void add_ahead_row(RowBatch& batch, const Part& part);
   void advance_ahead(std::vector<Part> parts);
@@ -331,7 +331,7 @@ class CudaRun {
   DeviceBuffer gates_;                               // [decode rows of a batch] FP32
   DeviceBuffer numeric_fault_;                       // one word
   GrowableBuffer state_gates_, emitted_states_, emitted_choices_, emitted_slots_, token_draws_, distributions_, confirmed_, selection_scratch_, encode_tasks_,
-      rewrite_tasks_, inactive_rows_, inactive_indices_, live_indices_, started_slots_, started_states_, draft_outcomes_, round_outcomes_, due_blocks_;
+      rewrite_tasks_, inactive_rows_, inactive_indices_, live_indices_, started_slots_, started_states_, draft_outcomes_, round_outcomes_, due_blocks_, due_again_;
   std::vector<WindowState> spare_windows_;
   std::vector<EncodeTask> pending_encodes_, pending_rewrites_;
   std::vector<std::pair<RequestState*, PositionRange>> pending_releases_;

@@ -51,6 +51,8 @@ void CudaRun::prepare_speculation() {
   speculation_.draft_depth = options_.speculation.draft_depth;
   speculation_.pipeline = options_.speculation.kind == SpeculationKind::pipeline;
   speculation_.tail = q.enabled && q.policy != EncodingPolicy::fixed_prompt ? q.tail : -1;
+  speculation_.serial_aligned = q.timing == EncodingTiming::serial_aligned;
+  speculation_.eager = seals_unverified();
   speculation_.vocab = model_.vocab;
 }
 
@@ -61,7 +63,7 @@ void CudaRun::start_speculating(const std::vector<Emission>& emissions, const He
   for (const Emission& emission : emissions) {
     RequestState& s = *emission.request;
     // What the rows of the first round see encoded are positions of the prompt: the tail is as long as they are.
-    if (speculation_.tail >= 0) seal_ahead(s, frontier_rule(s, s.prompt_length + live_rows() - 1));
+    if (speculation_.tail >= 0 && speculation_.serial_aligned != 0) seal_ahead(s, frontier_rule(s, s.prompt_length + live_rows() - 1));
     SpeculationState& state = states.emplace_back();
     state.sealed = std::max(s.encoded, s.encoded_ahead);
     state.prompt_length = s.prompt_length;
@@ -111,21 +113,24 @@ void CudaRun::hold_references(RequestState& s) {
   copy_to_device<std::int32_t>(speculation_.references + s.slot * live_rows(), slots, ticket_->arena, stream_);
 }
 
-// Blocks that the request may have due are made and their encoding is issued; the device carries out what is due (admit_blocks). The round that
-// has been decided is not counted as unread yet.
-void CudaRun::seal_if_due(RequestState& s, RoundOutcome* outcome) {
+// Blocks that the request may have due are made and their encoding is issued; the device carries out what is due (admit_blocks). The round of
+// `rows` rows is not counted as unread yet.
+void CudaRun::seal_if_due(RequestState& s, int rows, RoundOutcome* outcome) {
   if (speculation_.tail < 0) return;
   const int decided = options_.speculation.kind == SpeculationKind::block ? live_rows() : 1;
   const int longest = std::min(s.capacity, s.committed + (s.unread_rounds + 1) * decided);
+  const int ahead = speculation_.serial_aligned != 0 ? live_rows() - 1 : 0;
   std::vector<EncodeTask> blocks;
-  for (const PositionRange& block : block_cuts(config_, s.prompt_length, std::max(s.encoded, s.encoded_ahead), frontier_rule(s, longest + live_rows() - 1))) {
+  for (const PositionRange& block : block_cuts(config_, s.prompt_length, std::max(s.encoded, s.encoded_ahead), frontier_rule(s, longest + ahead))) {
     blocks.push_back(kv_.prepare_encode(s.slot, block, 1, config_.loops(), largest_streams(s, block), false));
   }
-  if (blocks.empty()) return;
+  if (blocks.empty() && speculation_.eager == 0) return;
   kv_.upload(ticket_->arena);
   auto* tasks = due_blocks_.upload<EncodeTask>(blocks, ticket_->arena, stream_);
-  admit_blocks(speculation_, s.slot, tasks, static_cast<int>(blocks.size()), outcome, stream_);
+  auto* again = speculation_.eager != 0 ? due_again_.reserve<EncodeTask>(1) : nullptr;
+  admit_blocks(speculation_, s.slot, rows, tasks, static_cast<int>(blocks.size()), again, outcome, stream_);
   launch_encoding(tasks, blocks.size());
+  if (again != nullptr) residual_encode_again(encoding_of(again, 1), stream_);
 }
 
 void CudaRun::speculate_ahead(const std::vector<WorkItem>& items) {
@@ -303,6 +308,7 @@ void CudaRun::decide_ahead(RequestState& s) {
   const bool block = options_.speculation.kind == SpeculationKind::block;
   const auto vocab = static_cast<std::size_t>(model_.vocab);
   const int count = block ? static_cast<int>(s.live.size()) : 1;
+  if (speculation_.eager != 0) seal_if_due(s, count, nullptr);
   const auto rows = static_cast<std::size_t>(count);
   const bool sampling = samples(s);
   float* scratch = sampling ? distributions_.reserve<float>(rows * vocab) : nullptr;
@@ -315,7 +321,7 @@ void CudaRun::decide_ahead(RequestState& s) {
   if (sampling) draw_tokens(logits, draws, choices, confirmed, count, model_.vocab, stream_);
   auto* outcome = round_outcomes_.reserve<RoundOutcome>(1);
   decide_rows(speculation_, kv_.view(), s.slot, count, choices, confirmed, outcome, stream_);
-  seal_if_due(s, outcome);
+  if (speculation_.eager == 0) seal_if_due(s, count, outcome);
 
   DecidedRound round;
   round.outcome = download(outcome, 1);
@@ -338,6 +344,7 @@ void CudaRun::deliver_round(RequestState& s, const DecidedRound& decided) {
   ++counters_.speculation_rounds;
   counters_.rejected_rows += outcome.rejected;
   counters_.executed_rows += outcome.rejected;
+  counters_.rewritten_rows += outcome.rewritten;
   count_doubled_bytes(outcome.seen - frontier_rule(s, outcome.position));
   const PositionRange rows{outcome.position, outcome.position + outcome.emitted};
   if (!s.finished) {
@@ -386,7 +393,7 @@ void CudaRun::give_up_ahead(RequestState& s) {
     counters_.executed_rows += rejected;
     kv_.drop_blocks(s.slot, state.sealed);
     s.encoded_ahead = state.sealed;
-    kv_.truncate(s.slot, state.committed);
+    kv_.truncate(s.slot, state.committed, keeps_sealed_candidates() ? KvCache::Sealed::kept : KvCache::Sealed::refused);
     copy_to_device<SpeculationState>(speculation_.states + s.slot, std::span<const SpeculationState>(&state, 1), ticket_->arena, stream_);
   }
   s.live.clear();

@@ -22,7 +22,7 @@ __global__ void prepare_rows_kernel(PrepareRowsArguments a) {
     live = row.exists != 0;
     if (live) {
       source.position = row.position;
-      source.encoded_frontier = live_frontier(a.speculation, state, row.position);
+      source.encoded_frontier = live_visible(a.speculation, state, row.position);
       source.reference = a.speculation.references != nullptr && source.loop >= 2 ? a.speculation.references[place] : -1;
       source.token = a.speculation.tokens[place];
       source.origin = row.position - place;

@@ -120,6 +120,8 @@ __global__ void decide_rows_kernel(SpeculationView view, KvView kv, int slot, in
   RoundOutcome round{};
   round.position = oldest.position;
   round.seen = state.sealed;
+  round.rewritten = state.rewritten;
+  state.rewritten = 0;
   std::int32_t token = 0;
   for (bool goes_on = true; goes_on;) {
     const int i = round.emitted;
@@ -155,13 +157,28 @@ __global__ void decide_rows_kernel(SpeculationView view, KvView kv, int slot, in
       token_at(view, slot, state.committed % view.live_rows) = token;
     }
   }
+  if (state.sealed > state.committed) state.unreadable = state.committed;
   round.sealed = state.sealed;
   *outcome = round;
 }
 
-__global__ void admit_blocks_kernel(SpeculationView view, int slot, EncodeTask* blocks, int count, RoundOutcome* outcome) {
+__global__ void admit_blocks_kernel(SpeculationView view, int slot, int rows, EncodeTask* blocks, int count, EncodeTask* again, RoundOutcome* outcome) {
   SpeculationState& state = view.states[slot];
-  const int due = live_frontier(view, state, state.committed + view.live_rows - 1);
+  int due = 0;
+  if (view.eager == 0) {
+    due = live_frontier(view, state, state.committed + (view.serial_aligned != 0 ? view.live_rows - 1 : 0));
+  } else {
+    const int end = min(state.committed + rows, state.capacity), rewritten = min(end, state.sealed);
+    *again = {slot, 0, 0, 1, kLoops};
+    if (state.ended == 0 && state.committed < state.capacity) {
+      due = live_frontier(view, state, end);
+      if (state.unreadable < rewritten) {
+        *again = {slot, state.unreadable, rewritten, 1, kLoops};
+        state.rewritten = rewritten - state.unreadable;
+        state.unreadable = rewritten < state.sealed ? rewritten : INT32_MAX;
+      }
+    }
+  }
   for (int i = 0; i < count; ++i) {
     if (blocks[i].begin == state.sealed && blocks[i].end <= due) {
       state.sealed = blocks[i].end;
@@ -169,7 +186,7 @@ __global__ void admit_blocks_kernel(SpeculationView view, int slot, EncodeTask* 
       blocks[i].end = blocks[i].begin;
     }
   }
-  outcome->sealed = state.sealed;
+  if (outcome != nullptr) outcome->sealed = state.sealed;
 }
 
 __global__ void advance_stages_kernel(SpeculationView view, int slot, unsigned loops) {
@@ -213,8 +230,9 @@ void decide_rows(const SpeculationView& view, const KvView& kv, int slot, int co
   LOOPGAUGE_CUDA_CHECK_LAUNCH("decide_rows");
 }
 
-void admit_blocks(const SpeculationView& view, int slot, EncodeTask* blocks, int count, RoundOutcome* outcome, cudaStream_t stream) {
-  admit_blocks_kernel<<<1, 1, 0, stream>>>(view, slot, blocks, count, outcome);
+void admit_blocks(const SpeculationView& view, int slot, int rows, EncodeTask* blocks, int count, EncodeTask* again, RoundOutcome* outcome,
+                  cudaStream_t stream) {
+  admit_blocks_kernel<<<1, 1, 0, stream>>>(view, slot, rows, blocks, count, again, outcome);
   LOOPGAUGE_CUDA_CHECK_LAUNCH("admit_blocks");
 }
 

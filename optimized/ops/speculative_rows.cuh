@@ -34,6 +34,8 @@ struct SpeculationState {
   std::int32_t committed = 0;                      // the first position without a committed row
   std::int32_t ended = 0;                          // 1: the end of the sequence has been emitted
   std::int32_t sealed = 0;                         // blocks cover [0, sealed)
+  std::int32_t unreadable = INT32_MAX;             // sealed positions from here on are read as BF16 (S-SPEC-9)
+  std::int32_t rewritten = 0;                      // positions that the round which is to be decided has encoded again
   std::int32_t at_loop[kLoops + 1] = {-1, -1, -1, -1, -1};  // pipeline: position of the live row that has completed so many loops; negative: none
 };
 
@@ -47,6 +49,8 @@ struct SpeculationView {
   std::int32_t draft_depth = 1;
   std::int32_t pipeline = 0;                       // 1: token pipeline, 0: rounds
   std::int32_t tail = -1;                          // E(n) follows 64 * floor((n - tail) / 64); negative: it stays E(P)
+  std::int32_t serial_aligned = 1;                 // 1: a row sees E of its position, 0: what is sealed when it runs
+  std::int32_t eager = 0;                          // 1: a round seals its rows before it is decided
   std::int32_t vocab = 0;
 };
 
@@ -70,10 +74,16 @@ LOOPGAUGE_HOST_DEVICE LivePlace live_place(const SpeculationView& view, const Sp
   return {exists ? 1 : 0, position, view.pipeline != 0 ? position % view.live_rows : index};
 }
 
-// E at committed length `length` (S-POL-1), which a query at that position sees under serial_aligned (S-TIME-1).
+// E at committed length `length` (S-POL-1).
 LOOPGAUGE_HOST_DEVICE int live_frontier(const SpeculationView& view, const SpeculationState& state, int length) {
   const int moved = view.tail < 0 || length < view.tail ? 0 : (length - view.tail) / kGroupSize * kGroupSize;
   return moved > state.frontier_of_prompt ? moved : state.frontier_of_prompt;
+}
+
+// Positions that a query at `position` sees encoded (S-TIME-1, S-TIME-3).
+LOOPGAUGE_HOST_DEVICE int live_visible(const SpeculationView& view, const SpeculationState& state, int position) {
+  if (view.serial_aligned != 0) return live_frontier(view, state, position);
+  return state.sealed < state.unreadable ? state.sealed : state.unreadable;
 }
 
 // What became of a draft's choice, and of a round or commit: for the host, when it reads results. PODs.
@@ -86,6 +96,7 @@ struct RoundOutcome {
   std::int32_t rows;                               // that existed; 0: nothing was decided
   std::int32_t accepted, emitted;
   std::int32_t rejected;                           // loops that rows which were given up had completed
+  std::int32_t rewritten;                          // positions of sealed blocks that were encoded again
   std::int32_t seen;                               // positions that were encoded when it was decided
   std::int32_t sealed;                             // positions that are, once what it lets be sealed is
 };
@@ -114,9 +125,12 @@ void propose_token(const SpeculationView& view, int slot, int index, const HeadC
 void decide_rows(const SpeculationView& view, const KvView& kv, int slot, int count, HeadChoice* choices, const std::int32_t* confirmed,
                  RoundOutcome* outcome, cudaStream_t stream);
 
-// After a decision: of `blocks` [count], ascending and continuing what may be sealed, those that a row which may follow sees encoded stay as they are,
-// and the others become empty. `outcome` learns of it.
-void admit_blocks(const SpeculationView& view, int slot, EncodeTask* blocks, int count, RoundOutcome* outcome, cudaStream_t stream);
+// Of `blocks` [count], ascending and continuing what may be sealed, those that are due stay as they are, and the others become empty. Under `eager`
+// that is before the round of `rows` rows is decided: those that E of its length reaches if all of them are committed, and `again` [1] becomes the
+// rows that stand in sealed blocks since another row was given up there. Otherwise it is after the decision, and `outcome` learns of it: those that E
+// of the committed length reaches, under serial_aligned E of every row that may follow. `again` and `outcome` null where they are not meant.
+void admit_blocks(const SpeculationView& view, int slot, int rows, EncodeTask* blocks, int count, EncodeTask* again, RoundOutcome* outcome,
+                  cudaStream_t stream);
 
 // Tokens of a pipeline have run loops; bit r - 1 of `loops` is set where an item ran loop r.
 void advance_stages(const SpeculationView& view, int slot, unsigned loops, cudaStream_t stream);
