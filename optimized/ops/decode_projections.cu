@@ -471,17 +471,18 @@ DeviceLimits device_limits() {
 }
 
 template <int kStages>
-void launch_with(const Launch& launch, int multiprocessors, cudaStream_t stream) {
+void launch_with(const Launch& launch, const DeviceLimits& limits, cudaStream_t stream) {
   const std::size_t bytes = shared_bytes(kStages, launch.a, launch.norm_count);
   const auto kernel = decode_projections_kernel<kStages>;
-  LOOPGAUGE_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
+  // Always the same value: other threads launch the kernel too, with more or fewer bytes.
+  LOOPGAUGE_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, limits.shared_bytes));
   cudaLaunchAttribute attributes[2];
   attributes[0].id = cudaLaunchAttributeCooperative;  // all blocks are there at once, whatever else runs on the device: they wait for each other
   attributes[0].val.cooperative = 1;
   attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[1].val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
-  config.gridDim = multiprocessors;
+  config.gridDim = limits.multiprocessors;
   config.blockDim = kThreads;
   config.dynamicSmemBytes = bytes;
   config.stream = stream;
@@ -531,9 +532,9 @@ void decode_projections(const DecodeProjectionsArguments& a, cudaStream_t stream
   }
   const DeviceLimits limits = device_limits();
   const auto fits = [&](int stages) { return shared_bytes(stages, a, launch.norm_count) <= static_cast<std::size_t>(limits.shared_bytes); };
-  if (fits(kMostStages)) launch_with<kMostStages>(launch, limits.multiprocessors, stream);
-  else if (fits(3)) launch_with<3>(launch, limits.multiprocessors, stream);
-  else launch_with<2>(launch, limits.multiprocessors, stream);
+  if (fits(kMostStages)) launch_with<kMostStages>(launch, limits, stream);
+  else if (fits(3)) launch_with<3>(launch, limits, stream);
+  else launch_with<2>(launch, limits, stream);
 }
 
 }  // namespace loopgauge::optimized

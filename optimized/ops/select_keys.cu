@@ -157,9 +157,8 @@ void select_keys(const SelectKeysArguments& arguments, cudaStream_t stream) {
     throw UnsupportedError("select_keys: rows of up to " + std::to_string(arguments.reference.mask_pages) + " pages need " +
                            std::to_string(shared_bytes) + " bytes of shared memory, at most " + std::to_string(kSharedLimit));
   }
-  if (shared_bytes > 40 * 1024) {
-    LOOPGAUGE_CUDA_CHECK(
-        cudaFuncSetAttribute(select_keys_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)));
+  if (shared_bytes > 40 * 1024) {  // always the same value: other threads launch the kernel too, with more or fewer bytes
+    LOOPGAUGE_CUDA_CHECK(cudaFuncSetAttribute(select_keys_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kSharedLimit)));
   }
   select_keys_kernel<<<dim3(arguments.shape.heads, arguments.row_count), kThreads, shared_bytes, stream>>>(arguments);
   LOOPGAUGE_CUDA_CHECK_LAUNCH("select_keys");

@@ -2,6 +2,7 @@
 // What lies between two attentions in one launch has the bits of the operations it stands for, one launch each.
 #include "optimized/ops/decode_projections.cuh"
 
+#include <future>
 #include <memory>
 
 #include "optimized/kv/kv_cache.hpp"
@@ -197,6 +198,57 @@ TEST_F(DecodeProjectionsTest, HaveTheBitsOfTheOperationsOneByOne) {
       expect_same(apart.projected, fused.projected, e.hidden, "down_proj of the last layer");
     }
   }
+}
+
+// Executors of several threads launch the same kernel, with as much shared memory as their rows need.
+TEST_F(DecodeProjectionsTest, ThreadsLaunchWithDifferentNumbersOfRows) {
+  const Extents e = kExtents[0];
+  const Layer layer = make_layer(e);
+  const optimized::RopeTable table = optimized::make_rope_table(300, e.head_dim, 1e4);
+  const DeviceBuffer cosine = upload(table.cosine), sine = upload(table.sine);
+  std::vector<Side> sides;
+  std::vector<DeviceBuffer> device_rows, positions;
+  const int counts[] = {1, 8};
+  for (const int count : counts) {
+    std::vector<QueryRow> rows;
+    std::vector<std::int32_t> places;
+    for (int i = 0; i < count; ++i) {
+      rows.push_back({0, i, 1, 0, -1});
+      places.push_back(i);
+    }
+    sides.push_back(make_side(e, rows, random_bits(static_cast<std::size_t>(count) * e.hidden, ++seed_)));
+    device_rows.push_back(upload(rows));
+    positions.push_back(upload(places));
+  }
+  const auto launch = [&](std::size_t which) {
+    optimized::DecodeProjectionsArguments a;
+    a.rows = counts[which];
+    a.hidden = e.hidden;
+    a.heads = e.heads;
+    a.head_dim = e.head_dim;
+    a.intermediate = e.intermediate;
+    a.epsilon = 1e-6f;
+    a.input_norm = layer.input.as<Bfloat16>();
+    a.qkv_weight = layer.qkv.as<Bfloat16>();
+    a.query_rows = device_rows[which].as<QueryRow>();
+    a.positions = positions[which].as<std::int32_t>();
+    a.cosine = cosine.as<Bfloat16>();
+    a.sine = sine.as<Bfloat16>();
+    a.kv = sides[which].kv->view();
+    a.residual = sides[which].residual.as<Bfloat16>();
+    a.qkv = sides[which].qkv.as<Bfloat16>();
+    const optimized::Stream stream;
+    try {
+      for (int i = 0; i < 500; ++i) optimized::decode_projections(a, stream);
+      stream.synchronize();
+    } catch (const std::exception& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  auto first = std::async(std::launch::async, launch, 0), second = std::async(std::launch::async, launch, 1);
+  EXPECT_EQ(first.get(), "");
+  EXPECT_EQ(second.get(), "");
 }
 
 TEST_F(DecodeProjectionsTest, NamesTheExtentsThatItCovers) {

@@ -142,8 +142,11 @@ TEST_P(SpeculationOfTrace, ATokenPipelineCommitsTheBitsOfTheSerialRun) {
       }
     }
   }
-  EXPECT_GT(rejected_rows, 0);
-  EXPECT_EQ(accepted, (std::set<std::int32_t>{0, 1})) << "a pipeline that only shifts, or only starts over, shows half of it";
+  EXPECT_TRUE(accepted.contains(1)) << "a pipeline that never shifts shows half of it";
+  if (std::string(GetParam()) == "spec-reject") {  // elsewhere it is for the model's own drafts to be rejected or not
+    EXPECT_TRUE(accepted.contains(0)) << "a pipeline that never starts over shows half of it";
+    EXPECT_GT(rejected_rows, 0);
+  }
   if (flushes()) {
     EXPECT_GT(doubled_bytes, 0) << "no live token saw a block encoded that the oldest did not";
   }
