@@ -306,7 +306,8 @@ void add_socket_options(CLI::App& command, PdOptions& options) {
 }
 
 RunIdentity identity_of(const Subject& subject) {
-  return {mode_text(subject.value.mode), settings_text(subject.value.config), subject.value.trace, trace_sha256(subject.trace), subject.checkpoint.sha256};
+  return {mode_text(subject.value.mode), settings_text(subject.value.config), subject.value.trace, trace_sha256(subject.trace), subject.checkpoint.sha256,
+          std::string(to_string(subject.settings.profile))};
 }
 
 SideOptions side_of(const PdOptions& options, const Subject& subject) {

@@ -37,7 +37,7 @@ using handoff::HandoffError;
 using handoff::MemoryPlace;
 
 constexpr std::string_view kMagic = "LGPDSOCK";
-constexpr std::uint32_t kVersion = 2;
+constexpr std::uint32_t kVersion = 3;
 constexpr std::size_t kHeaderBytes = 8;
 constexpr std::uint32_t kMaximumTextBytes = 4096;  // of a text in the first frame
 constexpr std::size_t kMaximumFrameBytes = std::size_t{1} << 27;
@@ -79,6 +79,7 @@ constexpr std::pair<std::string_view, std::string RunIdentity::*> kIdentityField
     {"trace", &RunIdentity::trace},
     {"contents of the trace (SHA-256)", &RunIdentity::trace_sha256},
     {"model (SHA-256)", &RunIdentity::model_sha256},
+    {"profile", &RunIdentity::profile},
 };
 
 // What another process says, in a message.

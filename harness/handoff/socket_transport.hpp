@@ -33,6 +33,7 @@ struct RunIdentity {
   std::string trace;         // name
   std::string trace_sha256;  // of everything in it
   std::string model_sha256;
+  std::string profile;       // of the arithmetic: bits made by one and continued by another are of neither
   bool operator==(const RunIdentity&) const = default;
 };
 

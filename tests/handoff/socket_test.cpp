@@ -31,7 +31,7 @@ struct Pair {
   int ends[2] = {-1, -1};  // owned by the connections that are made of them
 };
 
-const harness::RunIdentity kRun{"pd", "t0s0q0", "four", std::string(64, 'a'), std::string(64, 'b')};
+const harness::RunIdentity kRun{"pd", "t0s0q0", "four", std::string(64, 'a'), std::string(64, 'b'), "declared"};
 
 // What the two ends of a connection make of each other's greeting: empty when both agree.
 std::array<std::string, 2> greet(harness::SocketConnection& a, harness::SocketConnection& b, MemoryPlace place_a = MemoryPlace::host, MemoryPlace place_b = MemoryPlace::host,
@@ -104,7 +104,8 @@ TEST(HandoffSocket, EndsThatRunDifferentThingsRefuseEachOtherByTheField) {
                 {&harness::RunIdentity::settings, "settings"},
                 {&harness::RunIdentity::trace, "trace"},
                 {&harness::RunIdentity::trace_sha256, "contents of the trace (SHA-256)"},
-                {&harness::RunIdentity::model_sha256, "model (SHA-256)"}};
+                {&harness::RunIdentity::model_sha256, "model (SHA-256)"},
+                {&harness::RunIdentity::profile, "profile"}};
   for (const auto& [member, name] : fields) {
     Pair pair;
     const auto a = harness::adopt_socket(pair.ends[0], getpid()), b = harness::adopt_socket(pair.ends[1], getpid());
@@ -151,7 +152,7 @@ TEST(HandoffSocket, AnEndThatSaysNothingOrSomethingElseFirstIsRefused) {
   const auto young = harness::adopt_socket(old.ends[0], getpid());
   const unsigned char frame[] = {1, 0, 0, 0, 16, 0, 0, 0, 'L', 'G', 'P', 'D', 'S', 'O', 'C', 'K', 1, 0, 0, 0, 0, 0, 0, 0};
   ASSERT_EQ(send(old.ends[1], frame, sizeof frame, MSG_NOSIGNAL), static_cast<ssize_t>(sizeof frame));
-  EXPECT_EQ(hearing_error(*young, kSoon), "handoff socket: version is 1, here it is 2");
+  EXPECT_EQ(hearing_error(*young, kSoon), "handoff socket: version is 1, here it is 3");
   close(old.ends[1]);
 }
 
