@@ -35,7 +35,7 @@ constexpr FaultInfo kFaults[] = {
     {Fault::handoff_without_rows, "handoff_without_rows", "rows that are not encoded are forgotten in a handoff", "", "kv_append", true, "pd"},
     {Fault::handoff_wrong_activity, "handoff_wrong_activity",
      "the activity of loop 4 that is handed over names other rows of loop 3 than those that executed it", "t1", "kv_append", true, "pd"},
-    {Fault::handoff_stale_parameters, "handoff_stale_parameters", "parameters that are handed over are those of the block before", "q1", "residual_encode",
+    {Fault::handoff_stale_parameters, "handoff_stale_parameters", "parameters that are handed over are those of the block before, of a request with two blocks", "q1", "residual_encode",
      true, "pd"},
     {Fault::handoff_without_hidden, "handoff_without_hidden", "the final hidden row is forgotten in a handoff", "", "head_argmax", true, "pd"},
     {Fault::one_slot_per_layer, "one_slot_per_layer",

@@ -137,30 +137,53 @@ void add_bench_command(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("bench", "Measure prefill and decode speed for every switch setting");
   const auto options = std::make_shared<BenchOptions>(*command);
   command->add_option("--switches", options->switches, "Switch settings to measure (default: all eight)")->type_name("tXsXqX");
-  command->add_option("--policy", options->policy, "Encoding policy of the settings with q1")->type_name("POLICY")->capture_default_str();
-  command->add_option("--context", options->bench.context, "Prompt tokens")->type_name("N")->capture_default_str();
-  command->add_option("--new-tokens", options->bench.new_tokens, "Decode steps")->type_name("N")->capture_default_str();
+  CLI::Option* const shape =
+      command
+          ->add_option("--shape", options->shape,
+                       "Measure decode steps, prefill and single operations of the device at a model's shape with random weights: ouro-1.4b")
+          ->type_name("NAME");
+  command->add_option("--policy", options->policy, "Encoding policy of the settings with q1")->type_name("POLICY")->capture_default_str()->excludes(shape);
+  command->add_option("--context", options->bench.context, "Prompt tokens")->type_name("N")->capture_default_str()->excludes(shape);
+  command->add_option("--new-tokens", options->bench.new_tokens, "Decode steps")->type_name("N")->capture_default_str()->excludes(shape);
   command->add_option("--repeat", options->bench.repeat, "Measured runs, after one that is not measured")
       ->type_name("N")
-      ->capture_default_str();
+      ->capture_default_str()
+      ->excludes(shape);
   command->add_option("--seed", options->bench.seed, "Seed of the random prompt")
       ->check(CLI::NonNegativeNumber)
       ->type_name("N")
-      ->capture_default_str();
-  command
-      ->add_option("--shape", options->shape,
-                   "Measure decode steps, prefill and single operations of the device at a model's shape with random weights: ouro-1.4b")
-      ->type_name("NAME");
+      ->capture_default_str()
+      ->excludes(shape);
   command->add_option("--what", options->device.what, "With --shape: groups of rows to measure: linear, decode, attention, prefill")
       ->delimiter(',')
       ->check(CLI::IsMember({"linear", "decode", "attention", "prefill"}))
-      ->capture_default_str();
-  command->add_option("--contexts", options->device.contexts, "With --shape: positions of each request before the step")->delimiter(',')->capture_default_str();
-  command->add_option("--batches", options->device.batches, "With --shape: requests of a step")->delimiter(',')->capture_default_str();
-  command->add_option("--prompts", options->device.prompts, "With --shape: lengths of the prompts of prefill")->delimiter(',')->capture_default_str();
+      ->capture_default_str()
+      ->needs(shape);
+  const int most_positions = optimized::ouro_1_4b_shape().max_positions;
+  const CLI::Validator whole_windows(
+      [](const std::string& text) { return std::stoi(text) % 256 == 0 ? std::string() : text + " is not a whole number of windows of 256"; }, "MULTIPLE of 256");
+  command->add_option("--contexts", options->device.contexts, "With --shape: positions of each request before the step")
+      ->delimiter(',')
+      ->check(CLI::Range(1, most_positions - kGroupSize))
+      ->capture_default_str()
+      ->needs(shape);
+  command->add_option("--batches", options->device.batches, "With --shape: requests of a step")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str()
+      ->needs(shape);
+  command->add_option("--prompts", options->device.prompts, "With --shape: lengths of the prompts of prefill, whole windows of 256 positions")
+      ->delimiter(',')
+      ->check(CLI::Range(256, most_positions))
+      ->check(whole_windows)
+      ->capture_default_str()
+      ->needs(shape);
   command->add_option("--prefill-rows", options->device.prefill_rows, "With --shape: rows of a prefill batch, whole windows of 256 positions")
       ->delimiter(',')
-      ->capture_default_str();
+      ->check(CLI::Range(256, most_positions))
+      ->check(whole_windows)
+      ->capture_default_str()
+      ->needs(shape);
   command->add_option("--output", options->output, "console, json, csv")->type_name("FORMAT")->capture_default_str();
   command->footer(
       "Examples:\n"
@@ -176,6 +199,10 @@ void add_bench_command(CLI::App& app, int& exit_code) {
       require_shape(options->shape);
       if (settings.executor != "optimized") throw ConfigError("--shape measures the device: it needs --executor optimized");
       if (!options->switches.empty()) options->device.switches = options->switches;
+      for (const std::string& switches : options->device.switches) {  // said before minutes of measuring, not after
+        AlgorithmConfig config;
+        apply_switches(config, switches);
+      }
       run_device_bench(options->device, options->output);
       exit_code = 0;
       return;

@@ -55,6 +55,13 @@ TEST(Bench, RefusesWhatItCannotMeasure) {
   EXPECT_EQ(test::run_program({"bench", "--repeat", "0"}).exit_code, 2);
   EXPECT_EQ(test::run_program({"bench", "--context", "4096"}).exit_code, 2);
   EXPECT_EQ(test::run_program({"bench", "--executor", "fast"}).exit_code, 2);
+  // The device bench: values are looked at before a device is, and what would have no effect is refused.
+  for (const auto& [option, value] : {std::pair{"--contexts", "-5"}, {"--batches", "65"}, {"--prefill-rows", "300"}, {"--prompts", "100"}, {"--switches", "t2s0q0"},
+                                      {"--what", "everything"}, {"--seed", "3"}, {"--context", "512"}}) {
+    const auto shaped = test::run_program({"bench", "--executor", "optimized", "--shape", "ouro-1.4b", option, value});
+    EXPECT_EQ(shaped.exit_code, 2) << option << ": " << shaped.err;
+  }
+  EXPECT_EQ(test::run_program({"bench", "--what", "decode"}).exit_code, 2);
   if (optimized::device_status().available) GTEST_SKIP() << "a CUDA device is present: " << optimized::device_status().description;
   const auto refused = test::run_program({"bench", "--executor", "optimized"});
   EXPECT_EQ(refused.exit_code, 4);
