@@ -150,12 +150,13 @@ RunRecord run_prefill_side(Executor& executor, const Plan& plan, const Trace& tr
     SenderEndpoint sender(*source, *transport, static_cast<std::uint64_t>(Clock::now().time_since_epoch().count()), side.limits);
     HandoffClocks clocks(sender);
     Side here(sender, side, [&] { clocks.note_closed(); });
-    std::set<int> handed;
+    std::set<int> handed, cancelled;
     for (const Submission& submission : plan.submissions) {
       throw_if_interrupted();
       const SplitSubmission split = split_submission(submission, handed);
       executor.submit(split.prompts);
       for (const int request : split.cancels) {
+        cancelled.insert(request);
         if (!sender.knows(request)) continue;
         sender.cancel(request);
         here.settle(request, [&] { return sender.closed(request); });
@@ -180,6 +181,10 @@ RunRecord run_prefill_side(Executor& executor, const Plan& plan, const Trace& tr
       if (!sender.knows(static_cast<int>(i))) continue;
       record.handoffs.push_back(sender.record(static_cast<int>(i)));
       record.handoffs.back().transport = std::string(transport->name());
+      // The decode side cancels it too, and refuses what comes of it when it is the sooner.
+      if (cancelled.contains(static_cast<int>(i)) && sender.outcome(static_cast<int>(i)) != handoff::Outcome::handed_over) {
+        record.handoffs.back().outcome = std::string(to_string(handoff::Outcome::cancelled));
+      }
     }
     return record;
   });

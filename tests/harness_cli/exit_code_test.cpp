@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The exit-code contract through the real program: every kind of bad input gives its code and one sentence on standard error, nothing on
 // standard output, and no partial file.
+#include <future>
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -158,6 +159,27 @@ TEST(ExitCode, HandoffsBetweenProcesses) {
   EXPECT_EQ(read_file(folder / "file"), "text");
   expect_failure({"run", "pd/t0s0q0/seven", "--handoff-transport", "pigeon"}, 2, "is not one of: host, device, peer");
   expect_failure({"run", "pd/t0s0q0/seven", "--handoff-transport", "device"}, 2, "which the reference executor has none of");
+}
+
+TEST(ExitCode, BothSidesOfAHandoffSayWhatBecameOfIt) {
+  const TemporaryFolder folder;
+  const std::string socket = (folder / "socket").string();
+  const auto both = [&](std::vector<std::string> serve, std::vector<std::string> send) {
+    for (auto* side : {&serve, &send}) side->insert(side->end(), {"--socket", socket, "--lease", "20"});
+    auto served = std::async(std::launch::async, [serve] { return run_program(serve); });
+    const ProcessResult sent = run_program(send);
+    return std::pair{served.get(), sent};
+  };
+  const auto [other, declared] = both({"pd", "serve", "serial/t0s0q0/seven", "--profile", "reordered"}, {"pd", "send", "serial/t0s0q0/seven"});
+  EXPECT_EQ(other.exit_code, 3);
+  EXPECT_EQ(declared.exit_code, 3);
+  EXPECT_NE(declared.err.find("profile is 'reordered' there and 'declared' here"), std::string::npos) << declared.err;
+  const std::string cancelled = "wcpb/t1s1q1:rolling:serial_aligned:w64/cancelled";
+  const auto [decode, prefill] = both({"pd", "serve", cancelled}, {"pd", "send", cancelled});
+  EXPECT_EQ(decode.exit_code, 0) << decode.err;
+  EXPECT_EQ(prefill.exit_code, 0) << prefill.err;
+  EXPECT_NE(prefill.out.find("request 0  cancelled"), std::string::npos) << prefill.out;
+  EXPECT_NE(prefill.out.find("request 2  handed over"), std::string::npos) << prefill.out;
 }
 
 // Whatever asks the waiting side to end: its socket and its lock go with it.
