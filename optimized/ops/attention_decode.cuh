@@ -34,7 +34,7 @@ std::size_t attention_decode_workspace_bytes(const KvShape& shape, int row_count
 // Shapes and layouts: above; K/V as kv_layout.hpp. The row's own K/V of its loop are already in their page and marked active.
 // Requires: head_dim 64 or 128; q rows 16-byte aligned.
 // Numerics: FP32 sums. BF16 rows: products exact. Encoded rows: integer products on tensor cores, whose sums are exact. K: codes times q * scale
-//   in fixed point under one power of two a group (error 2^-27 of the largest), q * minimum in FP32. V: codes, less the one nearest to the
+//   in fixed point under one power of two a group (error 2^-26 of the largest), q * minimum in FP32. V: codes, less the one nearest to the
 //   value zero, times probability * scale in fixed point (32 bits under one power of two a page and half), and what those nearest codes
 //   leave times the probability in FP32. One rounding to BF16.
 // Determinism: partial results, splits of 256 positions and chains of splits at absolute multiples, combined ascending (dense_attention.cuh); a

@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "optimized/ops/attention_prefill_wgmma.cuh"
 
-#include <array>
-#include <mutex>
-
-#include "models/error.hpp"
 #include "optimized/runtime/cuda_check.hpp"
 
 namespace loopgauge::optimized {

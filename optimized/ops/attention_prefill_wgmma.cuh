@@ -6,7 +6,7 @@
 
 namespace loopgauge::optimized {
 
-// Whether the current device is of compute capability 9.0. The answer is asked of the driver once per device.
+// Whether the current device is of compute capability 9.0.
 bool attention_prefill_wgmma_available();
 
 // Contract of attention_prefill, for the tiles with encoded_frontier 0; the others are left alone.

@@ -934,6 +934,7 @@ __device__ __forceinline__ bool arrive_last(std::uint32_t* arrivals, int ranks, 
   if (lane == 0) asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(arrivals) : "memory");
   if (__shfl_sync(~0u, before, 0) != static_cast<std::uint32_t>(ranks - 1)) return false;
   if (lane == 0) *arrivals = 0;
+  __syncwarp();  // what lane 0 has acquired, all lanes see
   return true;
 }
 

@@ -48,7 +48,7 @@ struct SpeculationView {
   std::int32_t live_rows = 1;                      // places of a request
   std::int32_t draft_depth = 1;
   std::int32_t pipeline = 0;                       // 1: token pipeline, 0: rounds
-  std::int32_t tail = -1;                          // E(n) follows 64 * floor((n - tail) / 64); negative: it stays E(P)
+  std::int32_t tail = -1;                          // E(n > P) follows 64 * floor((n - tail) / 64); negative: it stays E(P)
   std::int32_t serial_aligned = 1;                 // 1: a row sees E of its position, 0: what is sealed when it runs
   std::int32_t eager = 0;                          // 1: a round seals its rows before it is decided
   std::int32_t vocab = 0;
@@ -74,9 +74,10 @@ LOOPGAUGE_HOST_DEVICE LivePlace live_place(const SpeculationView& view, const Sp
   return {exists ? 1 : 0, position, view.pipeline != 0 ? position % view.live_rows : index};
 }
 
-// E at committed length `length` (S-POL-1).
+// E at committed length `length` (S-POL-1). At that of the prompt it is E(P), which under `streaming` the tail does not move.
 LOOPGAUGE_HOST_DEVICE int live_frontier(const SpeculationView& view, const SpeculationState& state, int length) {
-  const int moved = view.tail < 0 || length < view.tail ? 0 : (length - view.tail) / kGroupSize * kGroupSize;
+  const bool moves = view.tail >= 0 && length > state.prompt_length && length >= view.tail;
+  const int moved = moves ? (length - view.tail) / kGroupSize * kGroupSize : 0;
   return moved > state.frontier_of_prompt ? moved : state.frontier_of_prompt;
 }
 

@@ -200,14 +200,14 @@ TEST_F(DecodeProjectionsTest, HaveTheBitsOfTheOperationsOneByOne) {
   }
 }
 
-// Executors of several threads launch the same kernel, with as much shared memory as their rows need.
+// Executors of several threads launch the same kernel, with as much shared memory as their rows need, and blocks of each wait for one another.
 TEST_F(DecodeProjectionsTest, ThreadsLaunchWithDifferentNumbersOfRows) {
   const Extents e = kExtents[0];
   const Layer layer = make_layer(e);
   const optimized::RopeTable table = optimized::make_rope_table(300, e.head_dim, 1e4);
   const DeviceBuffer cosine = upload(table.cosine), sine = upload(table.sine);
   std::vector<Side> sides;
-  std::vector<DeviceBuffer> device_rows, positions;
+  std::vector<DeviceBuffer> device_rows, positions, attended;
   const int counts[] = {1, 8};
   for (const int count : counts) {
     std::vector<QueryRow> rows;
@@ -219,6 +219,7 @@ TEST_F(DecodeProjectionsTest, ThreadsLaunchWithDifferentNumbersOfRows) {
     sides.push_back(make_side(e, rows, random_bits(static_cast<std::size_t>(count) * e.hidden, ++seed_)));
     device_rows.push_back(upload(rows));
     positions.push_back(upload(places));
+    attended.push_back(weights(static_cast<std::size_t>(count) * e.width(), 1.0f));
   }
   const auto launch = [&](std::size_t which) {
     optimized::DecodeProjectionsArguments a;
@@ -235,11 +236,25 @@ TEST_F(DecodeProjectionsTest, ThreadsLaunchWithDifferentNumbersOfRows) {
     a.cosine = cosine.as<Bfloat16>();
     a.sine = sine.as<Bfloat16>();
     a.kv = sides[which].kv->view();
+    a.attended = attended[which].as<Bfloat16>();
+    a.o_proj = layer.o_proj.as<Bfloat16>();
+    a.norm_after_attention = layer.after_attention.as<Bfloat16>();
+    a.norm_before_mlp = layer.before_mlp.as<Bfloat16>();
+    a.gate_up = layer.gate_up.as<Bfloat16>();
+    a.down_proj = layer.down_proj.as<Bfloat16>();
+    a.norm_after_mlp = layer.after_mlp.as<Bfloat16>();
     a.residual = sides[which].residual.as<Bfloat16>();
+    a.residual_after_attention = sides[which].other_residual.as<Bfloat16>();
+    a.projected = sides[which].projected.as<Bfloat16>();
+    a.activated = sides[which].activated.as<Bfloat16>();
     a.qkv = sides[which].qkv.as<Bfloat16>();
+    a.arrivals = sides[which].arrivals.as<std::uint32_t>();
     const optimized::Stream stream;
     try {
-      for (int i = 0; i < 500; ++i) optimized::decode_projections(a, stream);
+      for (int i = 0; i < 500; ++i) {
+        LOOPGAUGE_CUDA_CHECK(cudaMemsetAsync(a.arrivals, 0, optimized::kProjectionArrivals * sizeof(std::uint32_t), stream));
+        optimized::decode_projections(a, stream);
+      }
       stream.synchronize();
     } catch (const std::exception& error) {
       return std::string(error.what());

@@ -89,10 +89,10 @@ class SpeculationTest : public ExecutorTest {
     return EffectiveConfig::resolve(config, tiny().config);
   }
 
-  static EffectiveConfig all_on(int tail, EncodingPolicy policy = EncodingPolicy::rolling) {
+  static EffectiveConfig all_on(int tail, EncodingPolicy policy = EncodingPolicy::rolling, int window = 64) {
     AlgorithmConfig config;
     apply_switches(config, "t1s1q1");
-    config.window = 64;
+    config.window = window;
     config.kv_residual_quantization.policy = policy;
     config.kv_residual_quantization.tail = tail;
     return EffectiveConfig::resolve(config, tiny().config);
@@ -190,6 +190,13 @@ TEST_F(SpeculationTest, AheadTheShortestTailCommitsTheBitsOfTheSerialRun) {
         expect_serial_bits(trace, all_on(tail, policy), mode, std::string(name) + ", " + mode + ", tail " + std::to_string(tail));
     }
   }
+}
+
+// Under `streaming` the first row after a prompt sees its full windows encoded and no more, however far the tail lets E go behind it.
+TEST_F(SpeculationTest, AheadTheFirstRowSeesWhatThePromptHasEncoded) {
+  const Trace trace = shipped("spec-flush");  // prompts of 124 to 128 tokens: no window of 256 is full
+  for (const char* mode : {"block_spec.d2.k4", "block_spec.d2.k4+async", "pipeline_spec.d1", "pipeline_spec.d1+async"})
+    expect_serial_bits(trace, all_on(5, EncodingPolicy::streaming, 256), mode, std::string(mode) + ", streaming, w256");
 }
 
 // What is sealed when is decided as it is with one submission in flight, before a decision too, whatever is preempted.
