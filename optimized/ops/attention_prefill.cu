@@ -7,6 +7,8 @@
 #include "models/error.hpp"
 #include "optimized/kv/reconstruct.cuh"
 #include "optimized/ops/attention_prefill_wgmma.cuh"
+#include "optimized/ops/shared_memory.cuh"
+#include "optimized/ops/tensor_core.cuh"
 #include "optimized/runtime/cuda_check.hpp"
 
 namespace loopgauge::optimized {
@@ -24,9 +26,6 @@ inline constexpr int kTileStride = kHeadDim + 8;
 template <int kHeadDim>
 inline constexpr int kTileElements = kPageTokens* kTileStride<kHeadDim>;
 
-__device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
-  return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
-}
 __device__ __forceinline__ void load_matrix_x4(std::uint32_t (&r)[4], std::uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -45,22 +44,10 @@ __device__ __forceinline__ void multiply_accumulate(float (&c)[4], const std::ui
                : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-__device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<const std::uint32_t*>(&pair);
-}
-// x = high + low + error, |error| <= 2^-17 |x|.
-__device__ __forceinline__ void split_bf16(float x, float y, std::uint32_t& high, std::uint32_t& low) {
-  high = pack_bf16(x, y);
-  low = pack_bf16(__fsub_rn(x, __uint_as_float(high << 16)), __fsub_rn(y, __uint_as_float(high & 0xFFFF0000u)));
-}
-
 __device__ __forceinline__ void copy_async(void* shared, const void* global, bool valid) {
   const int bytes = valid ? 16 : 0;  // the rest of the 16 is filled with zeros
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(bytes) : "memory");
 }
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
 
 // e^x for x <= 0: the rounding of x * log2(e) costs |x| e^x 2^-24, at most 2^-25.
 __device__ __forceinline__ float exp_not_positive(float x) { return exp2f(__fmul_rn(x, 1.44269504f)); }
@@ -266,13 +253,13 @@ __global__ void __launch_bounds__(kThreads) attention_prefill_kernel(AttentionPr
   if constexpr (kStages == 2) load(0);
   for (int page = 0; page * kPageTokens <= last; ++page) {
     if constexpr (kStages == 2) {
-      wait_for_copies();
+      wait_copies<0>();
       __syncthreads();  // this stage is visible, and everyone has left the other
       if ((page + 1) * kPageTokens <= last) load(page + 1);
     } else {
       __syncthreads();
       load(page);
-      wait_for_copies();
+      wait_copies<0>();
       __syncthreads();
     }
     const bool encoded = is_encoded(page);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "optimized/ops/attention_prefill_wgmma.cuh"
 
+#include "optimized/ops/shared_memory.cuh"
+#include "optimized/ops/tensor_core.cuh"
 #include "optimized/runtime/cuda_check.hpp"
 
 namespace loopgauge::optimized {
@@ -27,39 +29,11 @@ __device__ __forceinline__ T uniform(T value) {
   return __shfl_sync(~0u, value, 0);
 }
 
-// --- barriers, copies ---
+// --- copies ---
 
-__device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
-  return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
-}
-__device__ __forceinline__ void barrier_init(std::uint64_t* barrier, int arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
-}
-__device__ __forceinline__ void barrier_arrive(std::uint64_t* barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
-__device__ __forceinline__ void barrier_wait(std::uint64_t* barrier, int parity) {
-  std::uint32_t done = 0;
-  while (done == 0) {
-    asm volatile(
-        "{\n"
-        ".reg .pred complete;\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 complete, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, complete;\n"
-        "}\n"
-        : "=r"(done)
-        : "r"(shared_address(barrier)), "r"(parity)
-        : "memory");
-  }
-}
 __device__ __forceinline__ void copy_async(std::uint32_t shared, std::uint64_t global, bool valid) {
   const int bytes = valid ? 16 : 0;  // the rest of the 16 is filled with zeros
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int kPending>
-__device__ __forceinline__ void wait_for_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 // Shared memory that this thread has written may be read by wgmma of whoever synchronizes with it.
 __device__ __forceinline__ void publish_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -137,15 +111,6 @@ __device__ __forceinline__ void multiply_value_rows(float (&c)[16][4], const std
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
-__device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<const std::uint32_t*>(&pair);
-}
-// x = high + low + error, |error| <= 2^-17 |x|.
-__device__ __forceinline__ void split_bf16(float x, float y, std::uint32_t& high, std::uint32_t& low) {
-  high = pack_bf16(x, y);
-  low = pack_bf16(__fsub_rn(x, __uint_as_float(high << 16)), __fsub_rn(y, __uint_as_float(high & 0xFFFF0000u)));
-}
 __device__ __forceinline__ float exp2_approximate(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));  // relative error 2^-22
@@ -370,11 +335,11 @@ __global__ void __launch_bounds__(kThreads, 1) attention_prefill_wgmma_kernel(At
       commit_copies();
       if (page + 1 < pages) source.load(request, page + 1);  // in flight while the copies are
       if (page == 0) continue;
-      wait_for_copies<1>();
+      wait_copies<1>();
       publish_to_products();
       barrier_arrive(&filled[(page - 1) % kStages]);
     }
-    wait_for_copies<0>();
+    wait_copies<0>();
     publish_to_products();
     barrier_arrive(&filled[(pages - 1) % kStages]);
     return;

@@ -25,6 +25,7 @@
 #include "optimized/kv/kv_layout.hpp"
 #include "optimized/kv/numeric_fault.hpp"
 #include "optimized/kv/reference_store.hpp"
+#include "optimized/ops/shared_memory.cuh"
 #include "optimized/runtime/cuda_check.hpp"
 
 namespace loopgauge::optimized::dense {
@@ -99,31 +100,10 @@ __device__ __forceinline__ float warp_sum(float value) {
 // What exponents are taken against: keys whose logits are all -infinity (or NaN) weigh zero (or NaN), and never NaN by -infinity - -infinity.
 __device__ __forceinline__ float finite_reference(float maximum) { return maximum == minus_infinity() ? 0.0f : maximum; }
 
-// --- barriers and bulk copies ---
+// --- bulk copies ---
 
-__device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
-  return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
-}
-__device__ __forceinline__ void barrier_init(std::uint64_t* barrier, int count) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
-}
-__device__ __forceinline__ void barrier_arrive(std::uint64_t* barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
 __device__ __forceinline__ void barrier_arrive_expecting(std::uint64_t* barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void barrier_wait(std::uint64_t* barrier, std::uint32_t parity) {
-  std::uint32_t done = 0;
-  while (done == 0) {
-    asm volatile(
-        "{\n.reg .pred complete;\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 complete, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, complete;\n}"
-        : "=r"(done)
-        : "r"(shared_address(barrier)), "r"(parity)
-        : "memory");
-  }
 }
 __device__ __forceinline__ void bulk_copy(void* target, const void* source, int bytes, std::uint64_t* barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(target)),

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tensor-core step and the asynchronous copies that the matrix products share.
+// The tensor-core step, its operands, and the asynchronous copies that the matrix products share.
 #pragma once
+
+#include <cuda_bf16.h>
 
 #include <cstdint>
 
@@ -16,11 +18,21 @@ __device__ __forceinline__ void multiply_add(float (&c)[4], std::uint32_t a0, st
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+__device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const std::uint32_t*>(&pair);
+}
+// x = high + low + error, |error| <= 2^-17 |x|.
+__device__ __forceinline__ void split_bf16(float x, float y, std::uint32_t& high, std::uint32_t& low) {
+  high = pack_bf16(x, y);
+  low = pack_bf16(__fsub_rn(x, __uint_as_float(high << 16)), __fsub_rn(y, __uint_as_float(high & 0xFFFF0000u)));
+}
+
 // 16 bytes from global to shared memory, past the first-level cache; both 16-byte aligned.
 __device__ __forceinline__ void copy_async(std::uint32_t shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global));
 }
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;"); }
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Until no more than kPending groups of this thread are on their way.
 template <int kPending>
 __device__ __forceinline__ void wait_copies() {
