@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -163,14 +164,19 @@ std::map<handoff::RegionKind, std::uint64_t> bytes_by_kind(const ArchivedHandoff
   return bytes;
 }
 
+std::vector<std::uint64_t> region_bytes(const ArchivedHandoff& handoff) {
+  std::vector<std::uint64_t> bytes;
+  for (const handoff::RegionSummary& summary : handoff.summaries) bytes.push_back(summary.bytes);
+  return bytes;
+}
+
 void print_archive(const HandoffArchive& archive, bool all_regions) {
   std::cout << "trace     " << archive.trace << "\nproducer  " << archive.producer << "\n";
   for (const ArchivedHandoff& handoff : archive.handoffs) {
     const handoff::Descriptor& d = handoff.descriptor;
     const std::vector<handoff::Region> regions = regions_of(d);
-    std::vector<std::uint64_t> bytes;
-    std::uint64_t total = 0;
-    for (const handoff::RegionSummary& summary : handoff.summaries) bytes.push_back(summary.bytes), total += summary.bytes;
+    const std::vector<std::uint64_t> bytes = region_bytes(handoff);
+    const std::uint64_t total = std::accumulate(bytes.begin(), bytes.end(), std::uint64_t{0});
     std::cout << "\nrequest " << d.request << "  prompt " << d.prompt_length << ", encoded below " << d.encoded_frontier << ", "
               << regions.size() << " regions, " << total << " bytes (dense BF16 " << dense_bytes(d) << ", ratio "
               << static_cast<double>(dense_bytes(d)) / static_cast<double>(total) << "), "
@@ -190,9 +196,8 @@ Json archive_json(const HandoffArchive& archive, bool all_regions) {
   for (const ArchivedHandoff& handoff : archive.handoffs) {
     const handoff::Descriptor& d = handoff.descriptor;
     const std::vector<handoff::Region> regions = regions_of(d);
-    std::vector<std::uint64_t> bytes;
-    std::uint64_t total = 0;
-    for (const handoff::RegionSummary& summary : handoff.summaries) bytes.push_back(summary.bytes), total += summary.bytes;
+    const std::vector<std::uint64_t> bytes = region_bytes(handoff);
+    const std::uint64_t total = std::accumulate(bytes.begin(), bytes.end(), std::uint64_t{0});
     Json entry{{"request", d.request},
                {"prompt_length", d.prompt_length},
                {"encoded_frontier", d.encoded_frontier},
