@@ -13,7 +13,7 @@ std::unique_ptr<CudaExecutor> make_cuda_executor(const Checkpoint&, const CudaEx
   throw UnsupportedError("the CUDA runtime cannot run: " + device_status().description);
 }
 
-StepBenchResult run_step_bench(const ModelConfig&, const StepBenchOptions&, const std::function<void(const std::string&)>&) {
+void run_step_bench(const ModelConfig&, const StepBenchOptions&, const StepBenchObserver&) {
   throw UnsupportedError("the device bench cannot run: " + device_status().description);
 }
 

@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The device's times as a table, JSON or CSV.
+// The step bench of the CUDA runtime, its rows handed on as they come.
 #pragma once
 
-#include <string>
-
+#include "harness/bench/bench_output.hpp"
 #include "optimized/bench/step_bench.hpp"
 
 namespace loopgauge::harness {
 
-// Measures at the shape of Ouro-1.4B and prints to standard output; `output` is console, json or csv. Throws UnsupportedError without a
-// device.
-void run_device_bench(const optimized::StepBenchOptions& options, const std::string& output);
+// Measures at the shape of Ouro-1.4B. Throws UnsupportedError without a device, Interrupted between rows.
+void run_device_bench(const optimized::StepBenchOptions& options, BenchOutput& output);
 
 }  // namespace loopgauge::harness

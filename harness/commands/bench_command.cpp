@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// `loopgauge bench`: speed of an executor for each switch setting.
+// `loopgauge bench`: speed of an executor for each switch setting; its subcommands measure a device.
 #include <array>
 #include <cstdio>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "harness/bench/device_bench.hpp"
 #include "harness/bench/reference_bench.hpp"
 #include "harness/case.hpp"
+#include "harness/commands/bench_device_commands.hpp"
 #include "harness/commands/command.hpp"
 #include "harness/commands/common_options.hpp"
 #include "harness/executor_by_name.hpp"
@@ -28,8 +28,6 @@ struct BenchOptions {
   std::string policy = "rolling";
   ReferenceBenchOptions bench;
   std::string output = "console";
-  std::string shape;                 // not empty: the device bench at that shape
-  optimized::StepBenchOptions device;
 };
 
 struct BenchResult {
@@ -126,87 +124,42 @@ void print_csv(const BenchOptions& options, const BenchResult& result) {
   }
 }
 
-// Reads as `--shape`: the one shape that is known.
-void require_shape(const std::string& shape) {
-  if (shape != "ouro-1.4b") throw ConfigError("--shape '" + shape + "' is not one of: ouro-1.4b");
-}
-
 }  // namespace
 
 void add_bench_command(CLI::App& app, int& exit_code) {
-  CLI::App* command = app.add_subcommand("bench", "Measure prefill and decode speed for every switch setting");
+  CLI::App* command = app.add_subcommand(
+      "bench", "Measure speed: without a subcommand prefill and decode of an executor for every switch setting; a device in depth with the subcommands");
   const auto options = std::make_shared<BenchOptions>(*command);
   command->add_option("--switches", options->switches, "Switch settings to measure (default: all eight)")->type_name("tXsXqX");
-  CLI::Option* const shape =
-      command
-          ->add_option("--shape", options->shape,
-                       "Measure decode steps, prefill and single operations of the device at a model's shape with random weights: ouro-1.4b")
-          ->type_name("NAME");
-  command->add_option("--policy", options->policy, "Encoding policy of the settings with q1")->type_name("POLICY")->capture_default_str()->excludes(shape);
-  command->add_option("--context", options->bench.context, "Prompt tokens")->type_name("N")->capture_default_str()->excludes(shape);
-  command->add_option("--new-tokens", options->bench.new_tokens, "Decode steps")->type_name("N")->capture_default_str()->excludes(shape);
-  command->add_option("--repeat", options->bench.repeat, "Measured runs, after one that is not measured")
-      ->type_name("N")
-      ->capture_default_str()
-      ->excludes(shape);
-  command->add_option("--seed", options->bench.seed, "Seed of the random prompt")
-      ->check(CLI::NonNegativeNumber)
-      ->type_name("N")
-      ->capture_default_str()
-      ->excludes(shape);
-  command->add_option("--what", options->device.what, "With --shape: groups of rows to measure: linear, decode, attention, prefill")
-      ->delimiter(',')
-      ->check(CLI::IsMember({"linear", "decode", "attention", "prefill"}))
-      ->capture_default_str()
-      ->needs(shape);
-  const int most_positions = optimized::ouro_1_4b_shape().max_positions;
-  const CLI::Validator whole_windows(
-      [](const std::string& text) { return std::stoi(text) % 256 == 0 ? std::string() : text + " is not a whole number of windows of 256"; }, "MULTIPLE of 256");
-  command->add_option("--contexts", options->device.contexts, "With --shape: positions of each request before the step")
-      ->delimiter(',')
-      ->check(CLI::Range(1, most_positions - kGroupSize))
-      ->capture_default_str()
-      ->needs(shape);
-  command->add_option("--batches", options->device.batches, "With --shape: requests of a step")
-      ->delimiter(',')
-      ->check(CLI::Range(1, 64))
-      ->capture_default_str()
-      ->needs(shape);
-  command->add_option("--prompts", options->device.prompts, "With --shape: lengths of the prompts of prefill, whole windows of 256 positions")
-      ->delimiter(',')
-      ->check(CLI::Range(256, most_positions))
-      ->check(whole_windows)
-      ->capture_default_str()
-      ->needs(shape);
-  command->add_option("--prefill-rows", options->device.prefill_rows, "With --shape: rows of a prefill batch, whole windows of 256 positions")
-      ->delimiter(',')
-      ->check(CLI::Range(256, most_positions))
-      ->check(whole_windows)
-      ->capture_default_str()
-      ->needs(shape);
+  command->add_option("--policy", options->policy, "Encoding policy of the settings with q1")->type_name("POLICY")->capture_default_str();
+  command->add_option("--context", options->bench.context, "Prompt tokens")->type_name("N")->capture_default_str();
+  command->add_option("--new-tokens", options->bench.new_tokens, "Decode steps")->type_name("N")->capture_default_str();
+  command->add_option("--repeat", options->bench.repeat, "Measured runs, after one that is not measured")->type_name("N")->capture_default_str();
+  command->add_option("--seed", options->bench.seed, "Seed of the random prompt")->check(CLI::NonNegativeNumber)->type_name("N")->capture_default_str();
   command->add_option("--output", options->output, "console, json, csv")->type_name("FORMAT")->capture_default_str();
   command->footer(
       "Examples:\n"
       "  loopgauge bench --executor reference\n"
       "  loopgauge bench --switches t0s0q0 t1s1q1 --context 512 --repeat 5\n"
       "  loopgauge bench --output csv > bench.csv\n"
-      "  loopgauge bench --executor optimized --shape ouro-1.4b --contexts 2048,8192 --batches 1,8 --what decode,attention");
-  command->callback([options, &exit_code] {
+      "  loopgauge bench step --contexts 2048,8192 --batches 1,8 --report step.h5     the device at the shape of Ouro-1.4B (ops, step, prefill)\n"
+      "  loopgauge report step.h5");
+  add_bench_ops_command(*command, exit_code);
+  add_bench_step_command(*command, exit_code);
+  add_bench_prefill_command(*command, exit_code);
+  command->require_subcommand(0, 1);
+  // Before the subcommand's own callback.
+  command->parse_complete_callback([command] {
+    if (command->get_subcommands().empty()) return;
+    for (const CLI::Option* option : command->get_options()) {
+      if (option->count() > 0) throw ConfigError(option->get_name() + " belongs to bench without a subcommand; options of a subcommand stand after its name");
+    }
+  });
+  command->callback([command, options, &exit_code] {
+    if (!command->get_subcommands().empty()) return;
     constexpr std::array<std::string_view, 3> kOutputs{"console", "json", "csv"};
     require_output(options->output, kOutputs);
     const Settings settings = options->settings.resolve();
-    if (!options->shape.empty()) {
-      require_shape(options->shape);
-      if (settings.executor != "optimized") throw ConfigError("--shape measures the device: it needs --executor optimized");
-      if (!options->switches.empty()) options->device.switches = options->switches;
-      for (const std::string& switches : options->device.switches) {  // said before minutes of measuring, not after
-        AlgorithmConfig config;
-        apply_switches(config, switches);
-      }
-      run_device_bench(options->device, options->output);
-      exit_code = 0;
-      return;
-    }
     const BenchResult result = measure(*options, settings);
     if (options->output == "json") {
       print_json(*options, result);

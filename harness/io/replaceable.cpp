@@ -11,18 +11,22 @@
 
 namespace loopgauge::harness {
 
-void require_replaceable(const std::filesystem::path& path, std::string_view format, std::string_view flag) {
+std::string format_of_file(const std::filesystem::path& path) {
   constexpr unsigned kSeconds = 5;  // of processor time
+  return h5::read_in_children(path, {[&path] {
+                                const h5::Group root = h5::File::open_readonly(path, h5::Trust::probed).root();
+                                return root.has_attribute("format") ? root.string_attribute("format") : std::string();
+                              }},
+                              kSeconds)
+      .front();
+}
+
+void require_replaceable(const std::filesystem::path& path, std::string_view format, std::string_view flag) {
   std::error_code error;
   if (!std::filesystem::is_regular_file(path, error) || std::filesystem::file_size(path, error) == 0 || error) return;
   std::string found;
   try {
-    found = h5::read_in_children(path, {[&path] {
-                                   const h5::Group root = h5::File::open_readonly(path, h5::Trust::probed).root();
-                                   return root.has_attribute("format") ? root.string_attribute("format") : std::string();
-                                 }},
-                                 kSeconds)
-                .front();
+    found = format_of_file(path);
   } catch (const FileError&) {
     // Nothing of ours, whatever it is.
   }

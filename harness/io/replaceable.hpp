@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether a file may be replaced by a new one of its own kind.
+// What kind a file is, and whether it may be replaced by a new one of its own kind.
 #pragma once
 
 #include <filesystem>
+#include <string>
 #include <string_view>
 
 namespace loopgauge::harness {
+
+// The root attribute `format` of an HDF5 file, which says what the file holds; empty where it has none. Throws FileError where `path` is no such file.
+std::string format_of_file(const std::filesystem::path& path);
 
 // A command that replaces its output replaces nothing but an earlier output: throws FileError where `path` is a file that is neither empty
 // nor an HDF5 file whose root attribute `format` is `format` ("loopgauge-report"). To be called before the work. `flag`: for the message.

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <cmath>
 #include <nlohmann/json.hpp>
 #include <ostream>
 
 #include "harness/report/render.hpp"
 #include "harness/report/report_file.hpp"
+#include "harness/report/row_text.hpp"
 #include "harness/report/schema.hpp"
 
 namespace loopgauge::harness {
@@ -12,26 +12,6 @@ namespace loopgauge::harness {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-template <class Row>
-Json row_json(const Row& row) {
-  Json json = Json::object();
-  for (const Column<Row>& column : columns<Row>()) {
-    std::visit(
-        [&](auto member) {
-          using T = std::remove_cvref_t<decltype(row.*member)>;
-          Json& cell = json[std::string(column.name)];
-          if constexpr (std::is_same_v<T, CaseStatus>)
-            cell = std::string(to_string(row.*member));
-          else if constexpr (std::is_same_v<T, double>)
-            cell = std::isfinite(row.*member) ? Json(row.*member) : Json(nullptr);
-          else
-            cell = row.*member;
-        },
-        column.member);
-  }
-  return json;
-}
 
 }  // namespace
 

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
-#include <numeric>
 #include <system_error>
 #include <thread>
 #include <type_traits>
@@ -15,174 +14,22 @@
 #include "harness/io/hdf5_probe.hpp"
 #include "harness/report/report_bytes.hpp"
 #include "harness/report/schema.hpp"
+#include "harness/report/table_file.hpp"
 #include "models/error.hpp"
 
 namespace loopgauge::harness {
 
 namespace {
 
-// How a member type is stored: booleans as uint8 0 or 1, a status as its word.
-template <class T>
-struct Stored {
-  using type = T;
-};
-template <>
-struct Stored<bool> {
-  using type = std::uint8_t;
-};
-template <>
-struct Stored<CaseStatus> {
-  using type = std::string;
-};
-
-template <class T>
-typename Stored<T>::type to_stored(const T& value) {
-  if constexpr (std::is_same_v<T, CaseStatus>)
-    return std::string(to_string(value));
-  else
-    return static_cast<typename Stored<T>::type>(value);
-}
-
-template <class T>
-T from_stored(const typename Stored<T>::type& value) {
-  if constexpr (std::is_same_v<T, CaseStatus>)
-    return parse_case_status(value);
-  else
-    return static_cast<T>(value);
-}
-
-template <class Member>
-struct MemberType;
-template <class Row, class T>
-struct MemberType<T Row::*> {
-  using type = T;
-};
-
-// Compressing a few hundred bytes costs more, in time and in bytes, than it saves.
-constexpr std::size_t kCompressedFrom = 64;
-
-// A group that is a table: a dimension scale named `axis` (0, 1, ...), and one dataset per column on that scale, so that the group opens
-// in xarray by itself.
-template <class Row>
-void write_table(const h5::Group& group, const std::string& axis, std::string_view axis_description, const std::vector<Row>& rows) {
-  const h5::Storage& storage = rows.size() < kCompressedFrom ? h5::kContiguous : h5::kCompressed;
-  std::vector<std::int64_t> index(rows.size());
-  std::iota(index.begin(), index.end(), std::int64_t{0});
-  const h5::Dataset scale = group.write(axis, index, storage);
-  scale.make_scale(axis);
-  scale.set_attribute("units", "1");
-  scale.set_attribute("description", axis_description);
-  std::vector<h5::Dataset> datasets;
-  for (const Column<Row>& column : columns<Row>()) {
-    std::visit(
-        [&](auto member) {
-          using T = typename MemberType<decltype(member)>::type;
-          std::vector<typename Stored<T>::type> values;
-          values.reserve(rows.size());
-          for (const Row& row : rows) values.push_back(to_stored<T>(row.*member));
-          const h5::Dataset dataset = group.write(std::string(column.name), values, storage);
-          dataset.set_attribute("units", column.units);
-          dataset.set_attribute("description", column.description);
-          dataset.take_scale(scale);
-          datasets.push_back(dataset);
-        },
-        column.member);
-  }
-  scale.list_users(datasets);
-}
-
-template <class Row>
-std::vector<Row> read_table(const h5::Group& group, const std::string& axis, std::int64_t minor) {
-  const std::vector<std::int64_t> index = group.read_vector<std::int64_t>(axis);
-  const auto length = static_cast<std::int64_t>(index.size());
-  for (std::int64_t i = 0; i < length; ++i) {
-    if (index[static_cast<std::size_t>(i)] != i) group.open_dataset(axis).fail("expected the row numbers 0, 1, ...");
-  }
-  if (minor <= kReportMinor) {
-    std::vector<std::string_view> names{axis};
-    for (const Column<Row>& column : columns<Row>()) names.push_back(column.name);
-    for (const std::string& member : group.members()) {
-      if (std::find(names.begin(), names.end(), member) == names.end()) group.fail("unknown column '" + member + "'");
-    }
-  }
-  std::vector<Row> rows(index.size());
-  for (const Column<Row>& column : columns<Row>()) {
-    std::visit(
-        [&](auto member) {
-          using T = typename MemberType<decltype(member)>::type;
-          if (minor < column.since_minor) return;
-          const h5::Dataset dataset = group.open_dataset(std::string(column.name));
-          const auto values = dataset.template read<typename Stored<T>::type>({length});
-          for (std::size_t i = 0; i < rows.size(); ++i) {
-            if constexpr (std::is_same_v<T, bool>) {
-              if (values.data[i] > 1) dataset.fail("row " + std::to_string(i) + " is neither 0 nor 1");
-            }
-            try {
-              rows[i].*member = from_stored<T>(values.data[i]);
-            } catch (const FileError& error) {
-              dataset.fail("row " + std::to_string(i) + ": " + error.what());
-            }
-          }
-        },
-        column.member);
-  }
-  return rows;
-}
-
 void write_meta(const h5::Group& meta, const Report& report) {
   meta.set_attribute("schema_version", std::to_string(kReportMajor) + "." + std::to_string(kReportMinor));
   meta.set_attribute("status", is_complete(report) ? "complete" : "incomplete");
   meta.set_attribute("verdict", to_string(verdict(report)));
-  for (const Column<ReportMeta>& column : columns<ReportMeta>()) {
-    std::visit(
-        [&](auto member) {
-          using T = typename MemberType<decltype(member)>::type;
-          const std::string name(column.name);
-          if constexpr (std::is_same_v<T, bool>)
-            meta.set_attribute(name, report.meta.*member ? 1 : 0);
-          else if constexpr (std::is_same_v<T, CaseStatus>)
-            meta.set_attribute(name, to_string(report.meta.*member));
-          else
-            meta.set_attribute(name, report.meta.*member);
-        },
-        column.member);
-  }
-}
-
-ReportMeta read_meta(const h5::Group& group) {
-  ReportMeta meta;
-  for (const Column<ReportMeta>& column : columns<ReportMeta>()) {
-    std::visit(
-        [&](auto member) {
-          using T = typename MemberType<decltype(member)>::type;
-          const std::string name(column.name);
-          if constexpr (std::is_same_v<T, bool>)
-            meta.*member = group.int_attribute(name) != 0;
-          else if constexpr (std::is_same_v<T, std::int64_t>)
-            meta.*member = group.int_attribute(name);
-          else if constexpr (std::is_same_v<T, double>)
-            meta.*member = group.double_attribute(name);
-          else if constexpr (std::is_same_v<T, CaseStatus>)
-            meta.*member = parse_case_status(group.string_attribute(name));
-          else
-            meta.*member = group.string_attribute(name);
-        },
-        column.member);
-  }
-  return meta;
+  write_attributes(meta, report.meta);
 }
 
 // The file's minor version. Throws for another format or major version.
-std::int64_t check_version(const h5::Group& root) {
-  if (!root.has_attribute("format") || root.string_attribute("format") != kReportFormat) root.fail("not a loopgauge report");
-  const std::int64_t major = root.int_attribute("version");
-  if (major != kReportMajor) {
-    root.fail("schema version " + std::to_string(major) + ", this program reads version " + std::to_string(kReportMajor) +
-              (major < kReportMajor ? ": write the report again, or read it with the loopgauge that wrote it"
-                                    : ": read it with a newer loopgauge"));
-  }
-  return root.int_attribute("minor_version");
-}
+std::int64_t check_version(const h5::Group& root) { return file_minor_version(root, kReportFormat, kReportMajor, "report"); }
 
 }  // namespace
 
@@ -241,8 +88,8 @@ Report read_part(const std::filesystem::path& path, const Part& part) {
   const h5::Group root = file.root();
   const std::int64_t minor = check_version(root);
   Report report;
-  report.meta = read_meta(root.open_group("meta"));
-  report.cases = read_table<CaseResult>(root.open_group("cases"), "case", minor);
+  report.meta = read_attributes<ReportMeta>(root.open_group("meta"));
+  report.cases = read_table<CaseResult>(root.open_group("cases"), "case", minor, kReportMinor);
   const h5::Group case_groups = root.open_group("case");
   if (case_groups.members().size() != report.cases.size()) {
     case_groups.fail(std::to_string(case_groups.members().size()) + " groups for " + std::to_string(report.cases.size()) +
@@ -259,7 +106,7 @@ Report read_part(const std::filesystem::path& path, const Part& part) {
       if (!group.has_group(name)) return;
       ++known;
       using Rows = std::remove_reference_t<decltype(result.*table)>;
-      result.*table = read_table<typename Rows::value_type>(group.open_group(name), "entry", minor);
+      result.*table = read_table<typename Rows::value_type>(group.open_group(name), "entry", minor, kReportMinor);
     });
     if (minor <= kReportMinor && known != group.members().size()) group.fail("has a table that this version of the schema does not know");
   }

@@ -39,20 +39,26 @@ std::vector<std::int32_t> spread_rows(int begin, int end, int retention_bp) {
 
 class StepBench {
  public:
-  StepBench(const ModelConfig& shape, const StepBenchOptions& options, const std::function<void(const std::string&)>& progress)
-      : model_(checked(shape)), options_(options), progress_(progress), kv_shape_{model_.layers, model_.heads, model_.head_dim} {
+  StepBench(const ModelConfig& shape, const StepBenchOptions& options, const StepBenchObserver& observer)
+      : model_(checked(shape)), options_(options), observer_(observer), kv_shape_{model_.layers, model_.heads, model_.head_dim} {
     make_weights();
   }
 
-  StepBenchResult run() {
+  void run() {
     measure_ceilings();
     if (asked("linear")) {
       for (const int batch : {1, 8, kMostDecodeRows, 256, 2048}) measure_linear(batch);
     }
+    if (asked("projections")) {
+      for (const int batch : options_.batches) attempt("decode step without attention, batch " + std::to_string(batch), [&] { measure_projections(batch); });
+    }
+    if (asked("encode")) {
+      for (const int batch : options_.batches) attempt("encode, batch " + std::to_string(batch), [&] { measure_encode(batch); });
+    }
     for (const std::string& switches : options_.switches) {
       for (const int context : options_.contexts) {
         for (const int batch : options_.batches) {
-          if (!asked("decode") && !asked("attention")) continue;
+          if (!asked("step") && !asked("attention")) continue;
           attempt("decode " + switches + ", context " + std::to_string(context) + ", batch " + std::to_string(batch),
                   [&] { measure_decode(switches, context, batch); });
         }
@@ -60,27 +66,29 @@ class StepBench {
     }
     if (asked("prefill")) {
       for (const int length : options_.prompts) {
-        for (const std::string& switches : {std::string("t0s0q0"), std::string("t1s0q0")}) {
+        for (const std::string& switches : options_.prefill_switches) {
           for (const int batch_rows : options_.prefill_rows) {
             attempt("prefill " + switches + ", " + std::to_string(length) + " tokens, " + std::to_string(batch_rows) + " rows",
                     [&] { measure_prefill(switches, length, batch_rows); });
           }
         }
       }
+    }
+    if (asked("prefill_attention")) {
       for (const std::string& switches : {std::string("t0s0q0"), std::string("t0s0q1")}) {
         attempt("prefill attention " + switches, [&] { measure_prefill_history(switches, 8192, 8); });
       }
     }
-    return std::move(result_);
   }
 
  private:
   template <class Work>
   void attempt(const std::string& name, Work&& work) {
+    allocator_.reset_peak();
     try {
       work();
     } catch (const DeviceMemoryError& error) {
-      result_.left_out.push_back(name + ": " + error.what());
+      if (observer_.left_out) observer_.left_out(name, error.what());
     }
   }
 
@@ -98,15 +106,33 @@ class StepBench {
       stop.synchronize();
       times.push_back(stop.milliseconds_since(start) * 1e3);
     }
-    std::sort(times.begin(), times.end());
-    return {times[times.size() / 2], times.front(), times.back(), repeats};
+    std::vector<double> sorted = times;
+    std::sort(sorted.begin(), sorted.end());
+    return {sorted[sorted.size() / 2], sorted.front(), sorted.back(), repeats, std::move(times)};
+  }
+  // Of a work that does the same in every layer: the time of one.
+  template <class Work>
+  Timing timed_per_layer(Work&& work) {
+    Timing timing = timed(options_.repeats, work);
+    for (double* time : {&timing.median_us, &timing.minimum_us, &timing.maximum_us}) *time /= model_.layers;
+    for (double& time : timing.samples_us) time /= model_.layers;
+    return timing;
   }
 
-  void add(const std::string& what, const std::string& setting, int context, int batch, Timing timing, double bytes, double flops) {
-    result_.rows.push_back({what, setting, context, batch, timing, bytes, flops});
+  void add(BenchRow row) {
+    if (observer_.row) observer_.row(row);
+  }
+  void add(const std::string& what, const std::string& setting, int context, int batch, Timing timing, double bytes, double flops,
+           const std::string& implementation = {}) {
+    add({what, setting, context, batch, std::move(timing), bytes, flops, implementation, std::nullopt});
+  }
+  // Of whole steps and prompts: with the memory that they took.
+  void add_with_memory(const std::string& what, const std::string& setting, int context, int batch, Timing timing, double bytes, double flops,
+                       const std::string& implementation = {}) {
+    add({what, setting, context, batch, std::move(timing), bytes, flops, implementation, allocator_.usage()});
   }
   void announce(const std::string& what) const {
-    if (progress_) progress_(what);
+    if (observer_.announce) observer_.announce(what);
   }
 
   DeviceBuffer random(std::size_t count, float scale) {
@@ -161,14 +187,16 @@ class StepBench {
     fill_random(data.as<Bfloat16>(), bytes / 2, ++seed_, 1.0f, stream_);
     LOOPGAUGE_CUDA_CHECK(cudaMemsetAsync(sum.data(), 0, 4, stream_));
     const Timing read = timed(11, [&] { read_all(data.data(), bytes, sum.as<std::uint32_t>(), stream_); });
-    result_.ceilings.read_gb_per_s = static_cast<double>(bytes) / read.median_us / 1e3;
+    Ceilings ceilings;
+    ceilings.read_gb_per_s = static_cast<double>(bytes) / read.median_us / 1e3;
     constexpr int kEdge = 8192;
     const auto area = static_cast<std::size_t>(kEdge) * kEdge;
     const Timing product = timed(11, [&] {
       linear(library_, LinearImplementation::library, data.as<Bfloat16>(), kEdge, data.as<Bfloat16>() + area, data.as<Bfloat16>() + 2 * area, kEdge, kEdge,
              kEdge, stream_);
     });
-    result_.ceilings.bf16_tflop_per_s = 2.0 * kEdge * static_cast<double>(area) / product.median_us / 1e6;
+    ceilings.bf16_tflop_per_s = 2.0 * kEdge * static_cast<double>(area) / product.median_us / 1e6;
+    if (observer_.ceilings) observer_.ceilings(ceilings);
   }
 
   void measure_linear(int rows) {
@@ -190,16 +218,15 @@ class StepBench {
       if (implementation == LinearImplementation::split_k && rows > kMostDecodeRows) continue;  // made for few
       for (const Product& product : products) {
         // All layers in turn, so that weights come from memory and not from the cache.
-        Timing timing = timed(options_.repeats, [&] {
+        const Timing timing = timed_per_layer([&] {
           for (const DeviceLayerWeights& layer : weights_.layers) {
             linear(library_, implementation, x.as<Bfloat16>(), product.in, (layer.*product.weight).as<Bfloat16>(), y.as<Bfloat16>(), rows, product.in,
                    product.out, stream_);
           }
         });
-        for (double* time : {&timing.median_us, &timing.minimum_us, &timing.maximum_us}) *time /= model_.layers;
         const double elements = static_cast<double>(product.in) * product.out;
-        add(product.name, std::string(to_string(implementation)), 0, rows, timing, 2 * (elements + static_cast<double>(rows) * (product.in + product.out)),
-            2 * elements * rows);
+        add(product.name, "", 0, rows, timing, 2 * (elements + static_cast<double>(rows) * (product.in + product.out)), 2 * elements * rows,
+            std::string(to_string(implementation)));
       }
     }
   }
@@ -267,6 +294,13 @@ class StepBench {
     stream_.synchronize();
   }
 
+  double head_bytes() const { return 2.0 * model_.vocab * model_.hidden; }
+  // K and V of one position, head and stream with their parameters.
+  double packed_row_bytes() const {
+    const double payload = model_.head_dim / 2.0, v_parameters = model_.head_dim / 64 * 4.0, k_parameters = model_.head_dim * 4.0 / 64;
+    return 2 * payload + v_parameters + k_parameters;
+  }
+
   // Bytes of K and V that a query at `loop` must read of one request in one layer.
   double kv_bytes(const State& state, int loop, int context) const {
     const double heads = model_.heads, row = 2.0 * model_.head_dim;  // BF16 bytes of one row
@@ -275,8 +309,7 @@ class StepBench {
     double bytes = 2 * heads * row * (context + 1 - state.encoded);
     for (int stream = 1; stream <= loop && state.encoded > 0; ++stream) {
       const double rows = state.stream_rows[static_cast<std::size_t>(stream - 1)] * state.encoded / context;
-      const double payload = model_.head_dim / 2.0, v_parameters = model_.head_dim / 64 * 4.0, k_parameters = model_.head_dim * 4.0 / 64;
-      bytes += heads * rows * (2 * payload + v_parameters + k_parameters);
+      bytes += heads * rows * packed_row_bytes();
     }
     return share * bytes;
   }
@@ -290,11 +323,18 @@ class StepBench {
     const bool sparse = state.config.sparse_decode_attention.enabled;
     if (sparse) state.references.emplace(kv_shape_, batch, context + kGroupSize, allocator_);
 
-    if (asked("decode")) measure_step(state, switches, context, batch);
+    if (asked("step")) measure_step(state, switches, context, batch);
     if (asked("attention")) measure_attention(state, switches, context, batch);
   }
 
-  void measure_step(State& state, const std::string& switches, int context, int batch) {
+  // A whole decode step of `batch` rows as one piece of work that can be captured: every loop, then the head.
+  struct DecodeStep {
+    std::optional<ForwardPass> forward;
+    std::array<RowBatch, kLoops> batches;
+    DeviceBuffer fault, choices, exits;
+    PinnedArena arena;
+  };
+  void prepare_step(DecodeStep& step, const State& state, int context, int batch) {
     const bool sparse = state.config.sparse_decode_attention.enabled;
     ForwardContext context_of_run;
     context_of_run.weights = &weights_;
@@ -306,41 +346,86 @@ class StepBench {
     context_of_run.sparse_decode = sparse;
     context_of_run.key_fraction_bp = state.config.sparse_decode_attention.key_fraction_bp;
     context_of_run.max_positions = context + kGroupSize;
-    ForwardPass forward(context_of_run);
-    DeviceBuffer fault = allocator_.allocate(MemoryCategory::workspace, sizeof(std::uint64_t));
-    LOOPGAUGE_CUDA_CHECK(cudaMemsetAsync(fault.data(), 0xFF, sizeof(std::uint64_t), stream_));
-    DeviceBuffer choices = allocator_.allocate_array<HeadChoice>(MemoryCategory::workspace, static_cast<std::size_t>(batch));
-    const auto row_bytes = static_cast<std::size_t>(batch) * model_.hidden * sizeof(Bfloat16);
-
-    std::array<RowBatch, kLoops> batches;
+    step.forward.emplace(context_of_run);
+    step.fault = allocator_.allocate(MemoryCategory::workspace, sizeof(std::uint64_t));
+    LOOPGAUGE_CUDA_CHECK(cudaMemsetAsync(step.fault.data(), 0xFF, sizeof(std::uint64_t), stream_));
+    step.choices = allocator_.allocate_array<HeadChoice>(MemoryCategory::workspace, static_cast<std::size_t>(batch));
+    step.exits = allocator_.allocate_array<ExitState>(MemoryCategory::workspace, kMaxRequests);
     for (int loop = 1; loop <= kLoops; ++loop) {
-      RowBatch& rows = batches[static_cast<std::size_t>(loop - 1)];
+      RowBatch& rows = step.batches[static_cast<std::size_t>(loop - 1)];
       rows.decode_rows = batch;
       rows.forced_keys.assign(static_cast<std::size_t>(batch), nullptr);
       for (int i = 0; i < batch; ++i) rows.rows.push_back(row_source({state.slots[static_cast<std::size_t>(i)], context, loop, state.encoded, sparse ? i : -1}));
     }
-    DeviceBuffer exits = allocator_.allocate_array<ExitState>(MemoryCategory::workspace, kMaxRequests);
-    PinnedArena arena;
-    const auto step = [&] {
-      arena.reset();  // every repetition stages the same bytes in the same places
-      for (int loop = 1; loop <= kLoops; ++loop) {
-        Bfloat16* input = forward.input(batch);
-        forward.stage(batches[static_cast<std::size_t>(loop - 1)], arena);
-        forward.prepare(batches[static_cast<std::size_t>(loop - 1)], *state.kv, exits.as<ExitState>(), nullptr);
-        if (loop == 1) fill_random(input, static_cast<std::size_t>(batch) * model_.hidden, 7, 1.0f, stream_);
-        else LOOPGAUGE_CUDA_CHECK(cudaMemcpyAsync(input, forward.output(), row_bytes, cudaMemcpyDeviceToDevice, stream_));
-        forward.run(batches[static_cast<std::size_t>(loop - 1)], *state.kv, state.references ? &*state.references : nullptr, fault.as<std::uint64_t>(), nullptr);
-      }
-      head_argmax(forward.logits(forward.output(), batch), choices.as<HeadChoice>(), batch, model_.vocab, stream_);
-    };
-    step();  // makes every allocation
-    const CapturedStep captured(stream_, step);
+  }
+  void issue_head(DecodeStep& step, int batch) {
+    head_argmax(step.forward->logits(step.forward->output(), batch), step.choices.as<HeadChoice>(), batch, model_.vocab, stream_);
+  }
+  void issue_step(DecodeStep& step, State& state, int batch) {
+    const auto row_bytes = static_cast<std::size_t>(batch) * model_.hidden * sizeof(Bfloat16);
+    step.arena.reset();  // every repetition stages the same bytes in the same places
+    for (const RowBatch& rows : step.batches) {
+      Bfloat16* input = step.forward->input(batch);
+      step.forward->stage(rows, step.arena);
+      step.forward->prepare(rows, *state.kv, step.exits.as<ExitState>(), nullptr);
+      if (&rows == &step.batches.front()) fill_random(input, static_cast<std::size_t>(batch) * model_.hidden, 7, 1.0f, stream_);
+      else LOOPGAUGE_CUDA_CHECK(cudaMemcpyAsync(input, step.forward->output(), row_bytes, cudaMemcpyDeviceToDevice, stream_));
+      step.forward->run(rows, *state.kv, state.references ? &*state.references : nullptr, step.fault.as<std::uint64_t>(), nullptr);
+    }
+    issue_head(step, batch);
+  }
+
+  void measure_step(State& state, const std::string& switches, int context, int batch) {
+    DecodeStep step;
+    prepare_step(step, state, context, batch);
+    const auto issue = [&] { issue_step(step, state, batch); };
+    issue();  // makes every allocation
+    const CapturedStep captured(stream_, issue);
     const Timing timing = timed(options_.repeats, [&] { captured.replay(stream_); });
-    const Timing launched = timed(options_.repeats, step);
-    double bytes = kLoops * weight_bytes_per_loop() + 2.0 * model_.vocab * model_.hidden;
+    const Timing launched = timed(options_.repeats, issue);
+    double bytes = kLoops * weight_bytes_per_loop() + head_bytes();
     for (int loop = 1; loop <= kLoops; ++loop) bytes += batch * model_.layers * kv_bytes(state, loop, context);
-    add("decode step", switches, context, batch, timing, bytes, 0);
-    add("decode step, launched", switches, context, batch, launched, bytes, 0);
+    add_with_memory("decode step", switches, context, batch, timing, bytes, 0, "captured graph");
+    add("decode step, launched", switches, context, batch, launched, bytes, 0, "launches");
+  }
+
+  // The same step with rows that are padding to every attention and to the append of K and V, and its head alone, captured.
+  void measure_projections(int batch) {
+    announce("decode step without attention, batch " + std::to_string(batch));
+    State state;
+    fill_cache(state, kGroupSize, batch);
+    DecodeStep step;
+    prepare_step(step, state, kGroupSize, batch);
+    const auto issue = [&] { issue_step(step, state, batch); };
+    issue();  // with attention, whose rows the products then go on working on
+    for (RowBatch& rows : step.batches) {
+      for (RowSource& row : rows.rows) row.request = -1;
+    }
+    issue();
+    const CapturedStep without_attention(stream_, issue), head(stream_, [&] { issue_head(step, batch); });
+    add("decode step without attention", "", 0, batch, timed(options_.repeats, [&] { without_attention.replay(stream_); }),
+        kLoops * weight_bytes_per_loop() + head_bytes(), 0, "captured graph");
+    add("head", "", 0, batch, timed(options_.repeats, [&] { head.replay(stream_); }), head_bytes(), 0, "captured graph");
+  }
+
+  // Sealing the group of kGroupSize positions of every request: all layers and loops in one launch, as often as a request has that many new tokens.
+  void measure_encode(int batch) {
+    announce("encode, batch " + std::to_string(batch));
+    State state;
+    apply_switches(state.config, "t0s0q1");
+    fill_cache(state, kGroupSize, batch);  // too short to be encoded by itself
+    std::vector<EncodeTask> tasks;
+    for (const int slot : state.slots) tasks.push_back(state.kv->prepare_encode(slot, {0, kGroupSize}, 1, kLoops));
+    state.kv->upload();
+    GrowableBuffer device_tasks(allocator_, MemoryCategory::conversion_scratch);
+    DeviceBuffer fault = allocator_.allocate(MemoryCategory::workspace, sizeof(std::uint64_t));
+    LOOPGAUGE_CUDA_CHECK(cudaMemsetAsync(fault.data(), 0xFF, sizeof(std::uint64_t), stream_));
+    const EncodeTask* uploaded = device_tasks.upload<EncodeTask>(tasks, stream_);
+    const Timing timing = timed(options_.repeats, [&] {
+      residual_encode({state.kv->view(), uploaded, static_cast<int>(tasks.size()), fault.as<std::uint64_t>(), Fault::none}, stream_);
+    });
+    const double rows = static_cast<double>(batch) * model_.layers * kLoops * kGroupSize * model_.heads;
+    add("encode", "t0s0q1", kGroupSize, batch, timing, rows * (2.0 * 2 * model_.head_dim + packed_row_bytes()), 0);
   }
 
   // One layer of each kind of decode attention, layers in turn.
@@ -354,18 +439,16 @@ class StepBench {
     DeviceBuffer arrivals = allocator_.allocate_array<std::uint32_t>(MemoryCategory::workspace, static_cast<std::size_t>(batch) * model_.heads);
     LOOPGAUGE_CUDA_CHECK(cudaMemsetAsync(arrivals.data(), 0, arrivals.size_bytes(), stream_));
     const auto per_layer = [&](auto&& work) {
-      Timing timing = timed(options_.repeats, [&] {
+      return timed_per_layer([&] {
         for (int layer = 0; layer < model_.layers; ++layer) work(layer);
       });
-      for (double* time : {&timing.median_us, &timing.minimum_us, &timing.maximum_us}) *time /= model_.layers;
-      return timing;
     };
     const auto upload_rows = [&](int loop) {
       std::vector<QueryRow> host;
       for (int i = 0; i < batch; ++i) host.push_back({state.slots[static_cast<std::size_t>(i)], context, loop, state.encoded, state.references ? i : -1});
       return rows.upload<QueryRow>(host, stream_);
     };
-    for (const int loop : {1, 2, 4}) {
+    for (const int loop : {1, 2, 3, 4}) {
       AttentionDecodeArguments arguments;
       arguments.kv = state.kv->view();
       arguments.q = q.as<Bfloat16>();
@@ -502,7 +585,7 @@ class StepBench {
     const Prefill prefill = make_prefill(kv, kv.open_request(length), config.token_sparse_prefill, length, batch_rows);
     DeviceBuffer fault = allocator_.allocate(MemoryCategory::workspace, sizeof(std::uint64_t));
     PinnedArena arena;
-    const auto record = [&](const std::string& what, double flops, auto&& work) { add(what, switches, length, batch_rows, timed(5, work), 0, flops); };
+    const auto record = [&](const std::string& what, double flops, auto&& work) { add_with_memory(what, switches, length, batch_rows, timed(5, work), 0, flops); };
     record("prefill", prefill.product_flops + prefill.attention_flops, [&] {
       arena.reset();  // every repetition stages the same bytes in the same places
       for (const RowBatch& batch : prefill.batches) {
@@ -585,17 +668,16 @@ class StepBench {
       arguments.tile_count = static_cast<int>(tiles.size());
       arguments.encoded_history = state.encoded > 0;
       arguments.output = output.as<Bfloat16>();
-      Timing timing = timed(options_.repeats, [&] {
+      const Timing timing = timed_per_layer([&] {
         for (arguments.layer = 0; arguments.layer < model_.layers; ++arguments.layer) attention_prefill(arguments, stream_);
       });
-      for (double* time : {&timing.median_us, &timing.minimum_us, &timing.maximum_us}) *time /= model_.layers;
       add("attention_prefill.loop" + std::to_string(loop), switches, length, rows, timing, 0, flops);
     }
   }
 
   const ModelConfig model_;
   const StepBenchOptions options_;
-  const std::function<void(const std::string&)> progress_;
+  const StepBenchObserver observer_;
   const KvShape kv_shape_;
   DeviceAllocator allocator_;
   Stream stream_;
@@ -603,13 +685,12 @@ class StepBench {
   DeviceWeights weights_;
   DeviceRopeTable rope_;
   std::uint32_t seed_ = 0;
-  StepBenchResult result_;
 };
 
 }  // namespace
 
-StepBenchResult run_step_bench(const ModelConfig& shape, const StepBenchOptions& options, const std::function<void(const std::string&)>& progress) {
-  return StepBench(shape, options, progress).run();
+void run_step_bench(const ModelConfig& shape, const StepBenchOptions& options, const StepBenchObserver& observer) {
+  StepBench(shape, options, observer).run();
 }
 
 }  // namespace loopgauge::optimized

@@ -3,15 +3,17 @@
 // operations, beside the ceilings of the same card in the same run.
 #pragma once
 
-#include <cstdint>
+#include <array>
 #include <functional>
-#include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "models/algorithm_config.hpp"
 #include "models/model_config.hpp"
 #include "optimized/cuda_executor.hpp"
+#include "optimized/runtime/device_allocator.hpp"
 
 namespace loopgauge::optimized {
 
@@ -19,16 +21,19 @@ namespace loopgauge::optimized {
 struct Timing {
   double median_us = 0, minimum_us = 0, maximum_us = 0;
   int repeats = 0;
+  std::vector<double> samples_us{};  // in the order in which they were taken
 };
 
 struct BenchRow {
   std::string what;                // "decode step", "linear.qkv", "attention_decode"
-  std::string setting;             // switches, or the variant that ran
+  std::string setting;             // switches; empty where none applies
   int context = 0;                 // positions of each request before the step
   int batch = 0;                   // rows
   Timing timing;
   double bytes = 0;                // device-memory bytes that the operation must move at least; 0: not a memory-bound row
   double flops = 0;                // arithmetic that it must do; 0: not counted
+  std::string implementation{};    // what ran, where there is a choice
+  std::optional<MemoryUsage> memory{};  // of a whole step or prompt: peak since its setting was set up
 };
 
 struct Ceilings {
@@ -36,21 +41,31 @@ struct Ceilings {
   double bf16_tflop_per_s = 0;     // 8192^3 product of random BF16 matrices
 };
 
+// Groups of rows.
+//   step: whole decode steps, captured and launched      prefill: whole prompts, their attention and their products alone
+//   linear: products of all implementations              attention: the kernels of decode attention, selection and correction
+//   projections: a decode step without attention, and its head alone        encode: sealing one group of positions
+//   prefill_attention: the last rows of prompts over BF16 and over encoded history
+inline constexpr std::array<std::string_view, 7> kBenchGroups{"step", "prefill", "linear", "attention", "projections", "encode", "prefill_attention"};
+
 struct StepBenchOptions {
-  std::vector<std::string> what{"linear", "decode", "attention", "prefill"};  // groups of rows; attention: the kernels of decode attention
+  std::vector<std::string> what;   // of kBenchGroups
   std::vector<int> contexts{2048, 8192, 32768};
   std::vector<int> batches{1, 8};
-  std::vector<std::string> switches{"t0s0q0", "t0s1q0", "t1s0q1", "t1s1q1"};
+  std::vector<std::string> switches{"t0s0q0", "t1s0q0", "t0s1q0", "t0s0q1", "t1s1q0", "t1s1q1"};  // of decode
+  std::vector<std::string> prefill_switches{"t0s0q0", "t1s0q0"};
   std::vector<int> prompts{2048, 8192, 16384};
   std::vector<int> prefill_rows{256, 2048};   // active rows that prefill batches may hold, at least a window's
   int repeats = 15;
   LinearImplementation linear = LinearImplementation::automatic;
 };
 
-struct StepBenchResult {
-  Ceilings ceilings;
-  std::vector<BenchRow> rows;
-  std::vector<std::string> left_out;   // rows that did not run, with the reason
+// Told of everything as it happens; each may be empty, and may throw to end the bench.
+struct StepBenchObserver {
+  std::function<void(const std::string& name)> announce;  // before a group of rows is measured
+  std::function<void(const Ceilings&)> ceilings;          // once, before the first row
+  std::function<void(const BenchRow&)> row;
+  std::function<void(const std::string& name, const std::string& reason)> left_out;  // rows that did not run
 };
 
 // The shape of Ouro-1.4B.
@@ -69,8 +84,7 @@ inline ModelConfig ouro_1_4b_shape() {
   return shape;
 }
 
-// Throws UnsupportedError without a device. A row that does not fit the device's memory is listed in left_out. `progress` is called with
-// the name of each row before it is measured; it may be empty.
-StepBenchResult run_step_bench(const ModelConfig& shape, const StepBenchOptions& options, const std::function<void(const std::string&)>& progress);
+// Throws UnsupportedError without a device. Rows that do not fit the device's memory are left out.
+void run_step_bench(const ModelConfig& shape, const StepBenchOptions& options, const StepBenchObserver& observer);
 
 }  // namespace loopgauge::optimized

@@ -2,7 +2,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
 
 #include "harness/bench/reference_bench.hpp"
 #include "models/error.hpp"
@@ -55,17 +58,45 @@ TEST(Bench, RefusesWhatItCannotMeasure) {
   EXPECT_EQ(test::run_program({"bench", "--repeat", "0"}).exit_code, 2);
   EXPECT_EQ(test::run_program({"bench", "--context", "4096"}).exit_code, 2);
   EXPECT_EQ(test::run_program({"bench", "--executor", "fast"}).exit_code, 2);
-  // The device bench: values are looked at before a device is, and what would have no effect is refused.
-  for (const auto& [option, value] : {std::pair{"--contexts", "-5"}, {"--batches", "65"}, {"--prefill-rows", "300"}, {"--prompts", "100"}, {"--switches", "t2s0q0"},
-                                      {"--what", "everything"}, {"--seed", "3"}, {"--context", "512"}}) {
-    const auto shaped = test::run_program({"bench", "--executor", "optimized", "--shape", "ouro-1.4b", option, value});
-    EXPECT_EQ(shaped.exit_code, 2) << option << ": " << shaped.err;
-  }
-  EXPECT_EQ(test::run_program({"bench", "--what", "decode"}).exit_code, 2);
   if (optimized::device_status().available) GTEST_SKIP() << "a CUDA device is present: " << optimized::device_status().description;
   const auto refused = test::run_program({"bench", "--executor", "optimized"});
   EXPECT_EQ(refused.exit_code, 4);
   EXPECT_NE(refused.err.find(optimized::device_status().description), std::string::npos) << refused.err;
+}
+
+// Values are looked at before a device is, and what would have no effect is refused.
+TEST(DeviceBench, RefusesWhatItCannotMeasure) {
+  for (const std::vector<std::string>& arguments : std::vector<std::vector<std::string>>{
+           {"step", "--contexts", "-5"},
+           {"step", "--batches", "65"},
+           {"step", "--switches", "t2s0q0"},
+           {"step", "--repeats", "0"},
+           {"step", "--append"},
+           {"step", "--output", "yaml"},
+           {"step", "--prompts", "512"},
+           {"ops", "--what", "everything"},
+           {"prefill", "--prefill-rows", "300"},
+           {"prefill", "--prompts", "100"},
+           {"--context", "512", "step"},
+           {"--what", "linear"},
+           {"--shape", "ouro-1.4b"},
+       }) {
+    std::vector<std::string> command{"bench"};
+    command.insert(command.end(), arguments.begin(), arguments.end());
+    const auto result = test::run_program(command);
+    EXPECT_EQ(result.exit_code, 2) << arguments[0] << " " << arguments[1] << ": " << result.err;
+  }
+}
+
+TEST(DeviceBench, WithoutADeviceSaysSoAndWritesNothing) {
+  if (optimized::device_status().available) GTEST_SKIP() << "a CUDA device is present: " << optimized::device_status().description;
+  const test::TemporaryFolder folder;
+  for (const std::string verb : {"ops", "step", "prefill"}) {
+    const auto result = test::run_program({"bench", verb, "--report", (folder / "bench.h5").string()});
+    EXPECT_EQ(result.exit_code, 4) << verb;
+    EXPECT_NE(result.err.find(optimized::device_status().description), std::string::npos) << result.err;
+    EXPECT_FALSE(std::filesystem::exists(folder / "bench.h5"));
+  }
 }
 
 }  // namespace
