@@ -22,9 +22,37 @@ bool has_exit_depths(const Trace& trace) {
 // Cases that differ in the mode only stay in one shard: their bits are compared with each other, so they share runs.
 std::string shard_key(const Case& value) { return settings_text(value.config) + "/" + value.trace; }
 
+std::string shipped_sets() {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(data_directory() / "sets")) {
+    if (entry.path().extension() == ".txt") names.push_back(entry.path().stem().string());
+  }
+  std::sort(names.begin(), names.end());
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text;
+}
+
 TraceSet read_named_set(const std::string& set) {
-  const bool is_file = set.find('/') != std::string::npos || set.ends_with(".txt");
-  return read_set(is_file ? std::filesystem::path(set) : data_directory() / "sets" / (set + ".txt"));
+  if (set.find('/') != std::string::npos || set.ends_with(".txt")) return read_set(set);
+  const std::filesystem::path path = data_directory() / "sets" / (set + ".txt");
+  if (!std::filesystem::exists(path)) {
+    throw FileError("set '" + set + "' is not one of " + shipped_sets() + "; a set file of your own is a path with '/' or ending in .txt");
+  }
+  return read_set(path);
+}
+
+// What a line of the set file says, read by `read`; a refusal names file and line.
+template <typename Read>
+auto read_line(const TraceSet& set, int line, Read&& read) {
+  const std::string place = set.path.string() + ":" + std::to_string(line) + ": ";
+  try {
+    return read();
+  } catch (const ConfigError& error) {
+    throw FileError(place + error.what());
+  } catch (const FileError& error) {
+    throw FileError(place + error.what());
+  }
 }
 
 bool contains(const std::vector<ModeSpec>& modes, const ModeSpec& mode) {
@@ -86,11 +114,20 @@ CaseSelection CaseSelectionOptions::resolve() const {
   if (traces_.empty()) {
     const TraceSet set = read_named_set(set_);
     for (const SetTrace& entry : set.traces) {
-      traces.push_back(add_trace(trace_path(entry.name)));
-      for (const std::string& mode : entry.modes) traces.back().modes.push_back(parse_mode(mode));
-      if (entry.window != 0) traces.back().window = entry.window;
+      read_line(set, entry.line, [&] {
+        traces.push_back(add_trace(trace_path(entry.name)));
+        for (const std::string& mode : entry.modes) traces.back().modes.push_back(parse_mode(mode));
+        if (entry.window != 0) traces.back().window = entry.window;
+      });
     }
-    for (const std::string& id : set.cases) listed.push_back(parse_case_id(id));
+    for (const SetCase& entry : set.cases) {
+      listed.push_back(read_line(set, entry.line, [&] {
+        const Case value = parse_case_id(entry.id);
+        require_runnable(value);
+        if (!selection.trace_files.contains(value.trace)) add_trace(trace_path(value.trace));
+        return value;
+      }));
+    }
   } else {
     for (const std::string& path : traces_) traces.push_back(add_trace(path));
   }
@@ -98,8 +135,6 @@ CaseSelection CaseSelectionOptions::resolve() const {
   std::vector<Case> all = grids_.empty() ? enumerate_cases(traces, modes) : grid_cases(traces, grid_settings(grids_), modes);
   if (!grids_.empty()) listed.clear();
   for (const Case& value : listed) {
-    require_runnable(value);
-    if (!selection.trace_files.contains(value.trace)) add_trace(trace_path(value.trace));
     const auto same = [&](const Case& other) { return case_id(other) == case_id(value); };
     if (std::any_of(all.begin(), all.end(), same)) throw ConfigError("set " + set_ + " holds case " + case_id(value) + " twice");
     if (modes.empty() || contains(modes, value.mode)) all.push_back(value);

@@ -231,7 +231,8 @@ Estimate wilson_interval(std::int64_t successes, std::int64_t trials) {
   const double z2 = kNormalQuantile * kNormalQuantile;
   const double center = (rate + z2 / (2 * n)) / (1 + z2 / n);
   const double half = kNormalQuantile / (1 + z2 / n) * std::sqrt(rate * (1 - rate) / n + z2 / (4 * n * n));
-  return {rate, std::max(0.0, center - half), std::min(1.0, center + half), Uncertainty::wilson};
+  // Exactly 0 and 1 where nothing or all succeeded; the difference leaves a rounding there.
+  return {rate, successes == 0 ? 0.0 : center - half, successes == trials ? 1.0 : center + half, Uncertainty::wilson};
 }
 
 Drift measure_drift(const RunRecord& dense, const RunRecord& candidate, const Trace& trace, const DriftOptions& options) {

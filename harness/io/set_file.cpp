@@ -45,7 +45,7 @@ SetTrace read_trace_line(std::istringstream& words, const std::string& place) {
 TraceSet read_set(const std::filesystem::path& path) {
   std::ifstream stream(path);
   if (!stream) throw FileError(path.string() + ": the set file is missing or not readable");
-  TraceSet set;
+  TraceSet set{path, {}, {}};
   std::string line;
   for (int number = 1; std::getline(stream, line); ++number) {
     const std::string place = path.string() + ":" + std::to_string(number);
@@ -54,6 +54,7 @@ TraceSet read_set(const std::filesystem::path& path) {
     if (!(words >> keyword)) continue;
     if (keyword == "trace") {
       SetTrace trace = read_trace_line(words, place);
+      trace.line = number;
       const auto same = [&](const SetTrace& other) { return other.name == trace.name; };
       if (std::any_of(set.traces.begin(), set.traces.end(), same)) throw FileError(place + ": trace " + trace.name + " is listed twice");
       set.traces.push_back(std::move(trace));
@@ -61,9 +62,9 @@ TraceSet read_set(const std::filesystem::path& path) {
       std::string id, extra;
       if (!(words >> id)) throw FileError(place + ": `case` without an id");
       if (words >> extra) throw FileError(place + ": \"" + extra + "\" follows the case id, expected one id a line");
-      if (std::find(set.cases.begin(), set.cases.end(), id) != set.cases.end())
-        throw FileError(place + ": case " + id + " is listed twice");
-      set.cases.push_back(std::move(id));
+      const auto same = [&](const SetCase& other) { return other.id == id; };
+      if (std::any_of(set.cases.begin(), set.cases.end(), same)) throw FileError(place + ": case " + id + " is listed twice");
+      set.cases.push_back({std::move(id), number});
     } else {
       throw FileError(place + ": begins with \"" + keyword + "\", expected `trace <name>` or `case <id>`");
     }

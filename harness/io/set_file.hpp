@@ -16,12 +16,20 @@ struct SetTrace {
   std::string name;                     // letters, digits, '.', '_' and '-'; stands for `<name>.h5` among the traces
   int window = 0;                       // 0: the default
   std::vector<std::string> modes = {};  // not interpreted here; empty: the default ones
+  int line = 0;                         // of the file, from 1
   bool operator==(const SetTrace&) const = default;
 };
 
+struct SetCase {
+  std::string id;                       // not interpreted here
+  int line = 0;
+  bool operator==(const SetCase&) const = default;
+};
+
 struct TraceSet {
-  std::vector<SetTrace> traces;    // in file order
-  std::vector<std::string> cases;  // not interpreted here
+  std::filesystem::path path;
+  std::vector<SetTrace> traces;         // in file order
+  std::vector<SetCase> cases;
 };
 
 // Throws FileError naming file and line for anything else, for a trace or case listed twice and for an empty set.

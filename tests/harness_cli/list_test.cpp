@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
@@ -114,8 +115,27 @@ TEST(List, Refusals) {
   EXPECT_EQ(run_program({"list", "--mode", "pd+preempt"}).exit_code, 2);
   EXPECT_EQ(run_program({"list", "--output", "xml"}).exit_code, 2);
   EXPECT_EQ(run_program({"list", "--illegal", "--set", "ci"}).exit_code, 2);
-  EXPECT_EQ(run_program({"list", "--set", "no-such-set"}).exit_code, 3);
+  const auto unknown = run_program({"list", "--set", "no-such-set"});
+  EXPECT_EQ(unknown.exit_code, 3);
+  EXPECT_NE(unknown.err.find("set 'no-such-set' is not one of ci, full, modes, pd, "), std::string::npos) << unknown.err;
   EXPECT_EQ(run_program({"list", "--traces", "no-such-file.h5"}).exit_code, 3);
+}
+
+TEST(List, WhatALineOfASetFileSaysIsRefusedByFileAndLine) {
+  const test::TemporaryFolder folder;
+  const std::filesystem::path path = folder / "mine.txt";
+  const auto refusal = [&](const std::string& text) {
+    std::ofstream(path) << text;
+    const auto result = run_program({"list", "--set", path.string()});
+    EXPECT_EQ(result.exit_code, 3) << result.err;
+    return result.err;
+  };
+  const std::string place = path.string() + ":2: ";
+  EXPECT_NE(refusal("# mine\ntrace seven modes sideways\n").find(place), std::string::npos);
+  EXPECT_NE(refusal("# mine\ntrace no-such-trace\n").find(place), std::string::npos);
+  EXPECT_NE(refusal("# mine\ncase serial/t0s0q0\n").find(place), std::string::npos);
+  EXPECT_NE(refusal("# mine\ncase pd+preempt/t0s0q0/seven\n").find(place), std::string::npos);
+  EXPECT_NE(refusal("# mine\ncase serial/t0s0q0/no-such-trace\n").find(place), std::string::npos);
 }
 
 }  // namespace

@@ -19,7 +19,7 @@ TEST(SetFile, ReadsNamesInOrder) {
   const test::Folder folder;
   std::ofstream(folder / "set.txt") << "# a set\n\n  trace needle-1k  # long\r\ntrace one\n";
   const TraceSet set = read_set(folder / "set.txt");
-  EXPECT_EQ(set.traces, (std::vector<SetTrace>{{"needle-1k"}, {"one"}}));
+  EXPECT_EQ(set.traces, (std::vector<SetTrace>{{"needle-1k", 0, {}, 3}, {"one", 0, {}, 4}}));
   EXPECT_TRUE(set.cases.empty());
 }
 
@@ -27,8 +27,8 @@ TEST(SetFile, ReadsWindowsModesAndCases) {
   const test::Folder folder;
   std::ofstream(folder / "set.txt") << "case graph/t0s0q0/a\ntrace a window 64 modes serial wcpb+async # both\ntrace b modes split\ntrace c window 128\n";
   const TraceSet set = read_set(folder / "set.txt");
-  EXPECT_EQ(set.traces, (std::vector<SetTrace>{{"a", 64, {"serial", "wcpb+async"}}, {"b", 0, {"split"}}, {"c", 128, {}}}));
-  EXPECT_EQ(set.cases, std::vector<std::string>{"graph/t0s0q0/a"});
+  EXPECT_EQ(set.traces, (std::vector<SetTrace>{{"a", 64, {"serial", "wcpb+async"}, 2}, {"b", 0, {"split"}, 3}, {"c", 128, {}, 4}}));
+  EXPECT_EQ(set.cases, (std::vector<SetCase>{{"graph/t0s0q0/a", 1}}));
 }
 
 TEST(SetFile, EachRefusalNamesFileAndLine) {
