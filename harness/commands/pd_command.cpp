@@ -58,6 +58,7 @@ struct PdOptions {
   SettingOptions settings;
   std::string case_text, trace_file, archive_file, dump_file, socket, memory, output = "console";
   double lease = 60.0;  // seconds
+  std::uint64_t bytes_in_flight = HandoffLimits{}.bytes_in_flight;
   bool force = false, digest = false;
 };
 
@@ -323,6 +324,10 @@ SideOptions side_of(const PdOptions& options, const Subject& subject) {
   SideOptions side;
   side.place = place == "device" ? handoff::MemoryPlace::device : handoff::MemoryPlace::host;
   side.limits.lease = std::chrono::milliseconds(static_cast<std::int64_t>(options.lease * 1000));
+  // Partitions and what is exported ahead keep their proportion to what is being written at once.
+  side.limits.partition_bytes = options.bytes_in_flight / 4;
+  side.limits.bytes_in_flight = options.bytes_in_flight;
+  side.limits.export_bytes = options.bytes_in_flight * 4;
   side.identity = identity_of(subject);
   return side;
 }
@@ -382,6 +387,14 @@ void add_send(CLI::App& pd, int& exit_code) {
   CLI::App* command = pd.add_subcommand("send", "Compute a case's prompts and hand them over to another process of this host (pd serve)");
   const auto options = std::make_shared<PdOptions>(*command);
   add_socket_options(*command, *options);
+  command
+      ->add_option("--bytes-in-flight", options->bytes_in_flight,
+                   "Bytes that are being written at once at most, such as 64MB; partitions are a quarter of it, and four times as much is exported ahead. More is "
+                   "faster between devices, and what both sides hold beside their caches")
+      ->type_name("BYTES")
+      ->transform(CLI::AsSizeValue(false))
+      ->check(CLI::Range(std::uint64_t{4} << 10, std::uint64_t{1} << 32))
+      ->capture_default_str();
   command->footer("Example: see pd serve.\nExit code 3 when a request is not handed over, with the reason.");
   command->callback([options, &exit_code] {
     as_json(options->output);

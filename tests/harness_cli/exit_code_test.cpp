@@ -146,6 +146,8 @@ TEST(ExitCode, HandoffsBetweenProcesses) {
   expect_failure({"pd", "send", in_case, "--socket", socket, "--lease", "0.2"}, 3, "no decode side waits there");
   expect_failure({"pd", "send", in_case, "--socket", std::string(200, 'a')}, 3, "the path of a Unix socket");
   expect_failure({"pd", "send", in_case, "--socket", socket, "--memory", "disk"}, 2, "is not one of: host, device");
+  expect_failure({"pd", "send", in_case, "--socket", socket, "--bytes-in-flight", "1KB"}, 2, "--bytes-in-flight");
+  expect_failure({"pd", "send", in_case, "--socket", socket, "--bytes-in-flight", "64 parsecs"}, 2, "--bytes-in-flight");
   for (const char* side : {"serve", "send"})
     expect_failure({"pd", side, in_case, "--socket", socket, "--memory", "device"}, 2, "which the reference executor has none of");
   write_file(folder / "file", "text");
@@ -174,6 +176,14 @@ TEST(ExitCode, BothSidesOfAHandoffSayWhatBecameOfIt) {
   EXPECT_EQ(other.exit_code, 3);
   EXPECT_EQ(declared.exit_code, 3);
   EXPECT_NE(declared.err.find("profile is 'reordered' there and 'declared' here"), std::string::npos) << declared.err;
+  const auto bytes_in_flight = [&](const char* most) {
+    const auto [decode, prefill] = both({"pd", "serve", "serial/t0s0q0/seven"}, {"pd", "send", "serial/t0s0q0/seven", "--bytes-in-flight", most, "--output", "json"});
+    EXPECT_EQ(decode.exit_code, 0) << decode.err;
+    EXPECT_EQ(prefill.exit_code, 0) << prefill.err;
+    return nlohmann::json::parse(prefill.out).at("handoffs").at(0).at("most_bytes_in_flight").get<int>();
+  };
+  EXPECT_LE(bytes_in_flight("4KB"), 4096);
+  EXPECT_GT(bytes_in_flight("4MB"), 4096);
   const std::string cancelled = "wcpb/t1s1q1:rolling:serial_aligned:w64/cancelled";
   const auto [decode, prefill] = both({"pd", "serve", cancelled}, {"pd", "send", cancelled});
   EXPECT_EQ(decode.exit_code, 0) << decode.err;
