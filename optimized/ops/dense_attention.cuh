@@ -63,6 +63,7 @@ struct Layout {
   static constexpr int kThreads = 32 * (kConsumers + 2);
   static constexpr int kBlocksPerSm = 2;
   static constexpr int kSlots = 3;  // stages of a ring
+  static constexpr int kReleaseArrivals = 1;  // lanes that give a stage away; its bytes are written by bulk copies
   static constexpr int kHeaderBytes = kPacked ? 32 : 0;
   static constexpr int kPayloadBytes = kPageTokens * kHeadDim / 2;
   static constexpr int kSlotBytes = kPacked ? kHeaderBytes + kPayloadBytes + 2 * kHeadDim * 4 : kStageRows * kHeadDim * 2;
@@ -174,7 +175,7 @@ struct Ring {
   }
   __device__ __forceinline__ void release(int lane) {
     __syncwarp();
-    if (lane == 0) barrier_arrive(&empty[slot]);
+    if (lane < L::kReleaseArrivals) barrier_arrive(&empty[slot]);
     advance();
   }
 };
@@ -971,7 +972,7 @@ __device__ __forceinline__ void finish(const Arguments& arguments, const Query& 
         present ? shared.partial_statistics[buffer][slot] : make_float2(minus_infinity(), 0.0f), all_present,
         [&](int k) { return shared.partial_output[buffer][slot_of(k)]; }, output, lane);
     __syncwarp();
-    if (lane == 0) barrier_arrive(&shared.partials_empty[buffer]);
+    barrier_arrive(&shared.partials_empty[buffer]);
     if (split >= kChains) {
       statistics =
           add_to_chain(output, statistics, Output::load(shared.chain_output[cursor.chain], lane), shared.chain_statistics[cursor.chain]);
@@ -1025,11 +1026,11 @@ __global__ void __launch_bounds__(Layout<kHeadDim, kPacked>::kThreads, Layout<kH
   if (warp == L::kConsumers) {
     for (int i = lane; i < L::kConsumers * L::kSlots; i += 32) {
       barrier_init(&shared.full[0][0] + i, 1);
-      barrier_init(&shared.empty[0][0] + i, 1);
+      barrier_init(&shared.empty[0][0] + i, L::kReleaseArrivals);
     }
     if (lane < 2) {
-      barrier_init(&shared.partials_full[lane], L::kConsumers);
-      barrier_init(&shared.partials_empty[lane], 1);
+      barrier_init(&shared.partials_full[lane], 32 * L::kConsumers);
+      barrier_init(&shared.partials_empty[lane], 32);
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
@@ -1086,7 +1087,7 @@ __global__ void __launch_bounds__(Layout<kHeadDim, kPacked>::kThreads, Layout<kH
       consume_granule<L, kHeadDim>(ring, q, rows, split * kSplitTokens + granule * kGranuleRows, sink, output[granule], &statistics[granule], lane);
     }
     __syncwarp();
-    if (lane == 0) barrier_arrive(&shared.partials_full[buffer]);
+    barrier_arrive(&shared.partials_full[buffer]);
   }
 }
 

@@ -34,6 +34,7 @@ struct SelectedLayout {
   static constexpr int kThreads = 64 * kConsumers;
   static constexpr int kBlocksPerSm = 2;
   static constexpr int kSlots = kPacked ? 2 : 4;
+  static constexpr int kReleaseArrivals = 32;  // lanes that give a stage away; its bytes are written by threads
   static constexpr int kHeaderBytes = sizeof(StageHeader);
   static constexpr int kPayloadBytes = kEncodedKeys * kHeadDim / 2;  // what lies behind them: parameters
   static constexpr int kBf16Bytes = kStageRows * kHeadDim * 2;
@@ -384,7 +385,7 @@ __global__ void __launch_bounds__(SelectedLayout<kHeadDim, kPacked>::kThreads, S
   if (warp == kConsumers) {
     for (int i = lane; i < kConsumers * L::kSlots; i += 32) {
       barrier_init(&shared.full[0][0] + i, kStageArrivals);
-      barrier_init(&shared.empty[0][0] + i, 1);
+      barrier_init(&shared.empty[0][0] + i, L::kReleaseArrivals);
     }
   }
   const int head = blockIdx.y, row_index = blockIdx.z;
