@@ -21,7 +21,7 @@ namespace loopgauge::optimized {
 namespace {
 
 constexpr int kWindow = 256;
-constexpr int kMostDecodeRows = kMaxRequests;
+constexpr int kMostDecodeRows = 64;
 
 ModelConfig checked(const ModelConfig& shape) {
   const DeviceStatus status = device_status();

@@ -30,7 +30,7 @@
 namespace loopgauge::optimized {
 
 inline constexpr int kPageTokens = kGroupSize;       // page == K group == one 64-bit mask
-inline constexpr int kMaxRequests = 64;              // live requests of one cache
+inline constexpr int kMaxRequests = 256;             // live requests of one cache
 inline constexpr int kSplitTokens = 256;             // decode attention: positions per split, at absolute multiples
 
 enum class KvTensor : int { k = 0, v = 1 };

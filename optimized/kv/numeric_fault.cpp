@@ -10,13 +10,13 @@ NumericFault unpack_numeric_fault(std::uint64_t word) {
     return value;
   };
   NumericFault fault;
-  fault.detail = take(8);
+  fault.detail = take(7);
   fault.head = take(10);
   fault.position = take(24);
   fault.layer = take(10);
-  fault.request = take(6);
+  fault.request = take(8);
   fault.loop = take(2) + 1;
-  fault.kind = static_cast<NumericFaultKind>(take(3));
+  fault.kind = static_cast<NumericFaultKind>(take(2));
   return fault;
 }
 

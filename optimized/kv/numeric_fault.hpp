@@ -28,15 +28,16 @@ struct NumericFault {
 
 inline constexpr std::uint64_t kNoNumericFault = ~std::uint64_t{0};
 
-// kind 3 | loop 2 | request 6 | layer 10 | position 24 | head 10 | detail 8 bits, most significant first; bit 63 is clear.
+// kind 2 | loop 2 | request 8 | layer 10 | position 24 | head 10 | detail 7 bits, most significant first; bit 63 is clear.
+static_assert(kMaxRequests <= 256);
 LOOPGAUGE_HOST_DEVICE std::uint64_t pack_numeric_fault(const NumericFault& fault) {
-  std::uint64_t word = static_cast<std::uint64_t>(fault.kind) & 7;
+  std::uint64_t word = static_cast<std::uint64_t>(fault.kind) & 3;
   word = word << 2 | (static_cast<std::uint64_t>(fault.loop - 1) & 3);
-  word = word << 6 | (static_cast<std::uint64_t>(fault.request) & 63);
+  word = word << 8 | (static_cast<std::uint64_t>(fault.request) & 255);
   word = word << 10 | (static_cast<std::uint64_t>(fault.layer) & 1023);
   word = word << 24 | (static_cast<std::uint64_t>(fault.position) & 0xFFFFFF);
   word = word << 10 | (static_cast<std::uint64_t>(fault.head) & 1023);
-  return word << 8 | (static_cast<std::uint64_t>(fault.detail) & 255);
+  return word << 7 | (static_cast<std::uint64_t>(fault.detail) & 127);
 }
 
 // Inverse of pack_numeric_fault; `word` must not be kNoNumericFault.

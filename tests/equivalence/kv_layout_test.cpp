@@ -92,7 +92,7 @@ TEST(KvLayout, ResidentLoopIsTheLastExecutedOneUpToTheReader) {
 }
 
 TEST(NumericFault, PackingRoundTripsAndOrders) {
-  const NumericFault fault{NumericFaultKind::v_group, 3, 63, 47, 1234567, 1000, 1};
+  const NumericFault fault{NumericFaultKind::v_group, 3, kMaxRequests - 1, 47, 1234567, 1000, 1};
   const NumericFault back = unpack_numeric_fault(pack_numeric_fault(fault));
   EXPECT_EQ(back.kind, fault.kind);
   EXPECT_EQ(back.loop, fault.loop);
