@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "optimized/cuda_executor.hpp"
 
+#include <functional>
 #include <optional>
+#include <utility>
 
 #include "models/error.hpp"
+#include "models/sha256.hpp"
+#include "optimized/bench/random_weights.hpp"
 #include "optimized/cuda_run.hpp"
 #include "optimized/ops/rope.cuh"
 #include "optimized/runtime/device_guard.hpp"
@@ -17,11 +21,11 @@ std::string version_text(int version) { return std::to_string(version / 1000) + 
 
 class Runtime final : public CudaExecutor {
  public:
-  Runtime(const Checkpoint& checkpoint, const CudaExecutorOptions& options)
+  Runtime(const CudaExecutorOptions& options, std::string sha256, const std::function<DeviceWeights(DeviceAllocator&)>& make_weights)
       : options_(options),
         allocator_({.limit_bytes = options.memory_limit_bytes, .poison = options.poison, .stream_ordered = true}),
-        sha256_(checkpoint.sha256),
-        weights_(upload_weights(checkpoint, allocator_)) {
+        sha256_(std::move(sha256)),
+        weights_(make_weights(allocator_)) {
     extend_rope_table(weights_.config.max_positions);
   }
   ~Runtime() override {
@@ -137,7 +141,10 @@ DeviceStatus device_status() {
   return status;
 }
 
-std::unique_ptr<CudaExecutor> make_cuda_executor(const Checkpoint& checkpoint, const CudaExecutorOptions& options) {
+namespace {
+
+// Refuses options that no runtime here can have.
+void require_device(const CudaExecutorOptions& options) {
   int count = 0;
   if (cudaGetDeviceCount(&count) == cudaSuccess && count > 0 && (options.device < 0 || options.device >= count)) {
     throw UnsupportedError("the CUDA runtime cannot run: there is no device " + std::to_string(options.device) + ", " + std::to_string(count) +
@@ -147,7 +154,31 @@ std::unique_ptr<CudaExecutor> make_cuda_executor(const Checkpoint& checkpoint, c
   if (count > 0) guard.emplace(options.device);
   const DeviceStatus status = device_status();
   if (!status.available) throw UnsupportedError("the CUDA runtime cannot run: " + status.description);
-  return std::make_unique<Runtime>(checkpoint, options);
+}
+
+}  // namespace
+
+DeviceMemory device_memory(int device) {
+  require_device({.device = device});
+  const DeviceGuard guard(device);
+  DeviceMemory memory;
+  LOOPGAUGE_CUDA_CHECK(cudaMemGetInfo(&memory.free, &memory.total));
+  return memory;
+}
+
+std::unique_ptr<CudaExecutor> make_cuda_executor(const Checkpoint& checkpoint, const CudaExecutorOptions& options) {
+  require_device(options);
+  const DeviceGuard guard(options.device);
+  return std::make_unique<Runtime>(options, checkpoint.sha256, [&](DeviceAllocator& allocator) { return upload_weights(checkpoint, allocator); });
+}
+
+std::unique_ptr<CudaExecutor> make_random_cuda_executor(const ModelConfig& shape, std::uint32_t seed, const CudaExecutorOptions& options) {
+  require_device(options);
+  const DeviceGuard guard(options.device);
+  Sha256 identity;
+  for (const int extent : {shape.layers, shape.hidden, shape.heads, shape.head_dim, shape.intermediate, shape.vocab}) identity.update(&extent, sizeof extent);
+  identity.update(&seed, sizeof seed);
+  return std::make_unique<Runtime>(options, identity.hex_digest(), [&](DeviceAllocator& allocator) { return random_weights(shape, allocator, seed); });
 }
 
 }  // namespace loopgauge::optimized

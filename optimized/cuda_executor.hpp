@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <memory>
 #include <string>
@@ -21,6 +22,12 @@ struct DeviceStatus {
 
 // Of the current device. Never throws.
 DeviceStatus device_status();
+
+// Bytes of a device's memory. Throws UnsupportedError where there is no such device.
+struct DeviceMemory {
+  std::size_t free = 0, total = 0;
+};
+DeviceMemory device_memory(int device);
 
 // How projections are computed. Each choice gives a row the same bits whatever the number of rows beside it; they need not equal each other.
 enum class LinearImplementation {
@@ -46,5 +53,9 @@ class CudaExecutor : public Executor {
 // Throws UnsupportedError with device_status().description, or naming a device that is not there, when the runtime cannot be used, or naming the extent of the model that the
 // kernels do not cover; DeviceMemoryError when the weights do not fit. `checkpoint` is copied to the device and need not outlive the call.
 std::unique_ptr<CudaExecutor> make_cuda_executor(const Checkpoint& checkpoint, const CudaExecutorOptions& options = {});
+
+// The same with random weights that are made on the device, for measurements at a shape whose weights nobody has at hand. Equal shapes and seeds give equal
+// weights on every device. Throws likewise.
+std::unique_ptr<CudaExecutor> make_random_cuda_executor(const ModelConfig& shape, std::uint32_t seed, const CudaExecutorOptions& options = {});
 
 }  // namespace loopgauge::optimized

@@ -15,14 +15,6 @@ void require(bool holds, const std::string& what) {
   if (!holds) throw UnsupportedError("the CUDA runtime does not support this model: " + what);
 }
 
-void require_supported(const ModelConfig& config) {
-  require(config.head_dim == 64 || config.head_dim == 128, "head_dim is " + std::to_string(config.head_dim) + ", not 64 or 128");
-  require(config.hidden % 8 == 0 && config.hidden <= kMaxNormWidth / 2,
-          "hidden is " + std::to_string(config.hidden) + ", not a multiple of 8 of at most " + std::to_string(kMaxNormWidth / 2));
-  require(config.intermediate % 8 == 0, "intermediate is " + std::to_string(config.intermediate) + ", not a multiple of 8");
-  require(config.vocab % 4 == 0, "vocab is " + std::to_string(config.vocab) + ", not a multiple of 4");
-}
-
 // Stacks the tensors' rows.
 DeviceBuffer upload(std::initializer_list<const Tensor<Bfloat16Bits>*> parts, DeviceAllocator& allocator) {
   std::size_t count = 0;
@@ -38,6 +30,14 @@ DeviceBuffer upload(std::initializer_list<const Tensor<Bfloat16Bits>*> parts, De
 }
 
 }  // namespace
+
+void require_supported(const ModelConfig& config) {
+  require(config.head_dim == 64 || config.head_dim == 128, "head_dim is " + std::to_string(config.head_dim) + ", not 64 or 128");
+  require(config.hidden % 8 == 0 && config.hidden <= kMaxNormWidth / 2,
+          "hidden is " + std::to_string(config.hidden) + ", not a multiple of 8 of at most " + std::to_string(kMaxNormWidth / 2));
+  require(config.intermediate % 8 == 0, "intermediate is " + std::to_string(config.intermediate) + ", not a multiple of 8");
+  require(config.vocab % 4 == 0, "vocab is " + std::to_string(config.vocab) + ", not a multiple of 4");
+}
 
 DeviceWeights upload_weights(const Checkpoint& checkpoint, DeviceAllocator& allocator) {
   require_supported(checkpoint.config);

@@ -34,8 +34,11 @@ struct DeviceWeights {
   std::vector<DeviceLayerWeights> layers;
 };
 
-// Copies the checkpoint to the device and waits for the copies. Throws UnsupportedError naming the extent that the kernels do not cover
-// (head_dim 64 or 128; hidden, intermediate multiples of 8; vocab a multiple of 4), DeviceMemoryError when it does not fit.
+// Throws UnsupportedError naming the extent that the kernels do not cover: head_dim 64 or 128; hidden, intermediate multiples of 8; vocab a multiple of 4.
+void require_supported(const ModelConfig& config);
+
+// Copies the checkpoint to the device and waits for the copies. Throws what require_supported throws, DeviceMemoryError when
+// it does not fit.
 DeviceWeights upload_weights(const Checkpoint& checkpoint, DeviceAllocator& allocator);
 
 }  // namespace loopgauge::optimized

@@ -13,6 +13,12 @@ std::unique_ptr<CudaExecutor> make_cuda_executor(const Checkpoint&, const CudaEx
   throw UnsupportedError("the CUDA runtime cannot run: " + device_status().description);
 }
 
+DeviceMemory device_memory(int) { throw UnsupportedError("the CUDA runtime cannot run: " + device_status().description); }
+
+std::unique_ptr<CudaExecutor> make_random_cuda_executor(const ModelConfig&, std::uint32_t, const CudaExecutorOptions&) {
+  throw UnsupportedError("the CUDA runtime cannot run: " + device_status().description);
+}
+
 void run_step_bench(const ModelConfig&, const StepBenchOptions&, const StepBenchObserver&) {
   throw UnsupportedError("the device bench cannot run: " + device_status().description);
 }

@@ -5,6 +5,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <utility>
 
 #include "models/error.hpp"
@@ -15,8 +16,9 @@ namespace {
 
 using Bytes = std::vector<std::byte>;
 
-// What the two ends have in common.
+// What the two ends, which may be in two threads, have in common.
 struct Shared {
+  std::mutex mutex;
   std::deque<Bytes> to_receiver, to_sender;
   std::map<std::uint64_t, handoff::Memory> exposed;  // by address
   std::uint64_t addresses = 1;
@@ -24,9 +26,13 @@ struct Shared {
 
 class QueueChannel final : public handoff::Channel {
  public:
-  QueueChannel(std::deque<Bytes>& out, std::deque<Bytes>& in) : out_(out), in_(in) {}
-  void send(std::span<const std::byte> message) override { out_.emplace_back(message.begin(), message.end()); }
+  QueueChannel(std::mutex& mutex, std::deque<Bytes>& out, std::deque<Bytes>& in) : mutex_(mutex), out_(out), in_(in) {}
+  void send(std::span<const std::byte> message) override {
+    const std::lock_guard lock(mutex_);
+    out_.emplace_back(message.begin(), message.end());
+  }
   std::optional<Bytes> receive() override {
+    const std::lock_guard lock(mutex_);
     if (in_.empty()) return std::nullopt;
     Bytes message = std::move(in_.front());
     in_.pop_front();
@@ -35,6 +41,7 @@ class QueueChannel final : public handoff::Channel {
   bool peer_lost() const override { return false; }
 
  private:
+  std::mutex& mutex_;
   std::deque<Bytes>& out_;
   std::deque<Bytes>& in_;
 };
@@ -43,11 +50,12 @@ class LocalSender final : public handoff::SenderTransport {
  public:
   // `copies`: of device memory; null: the host copies.
   LocalSender(std::shared_ptr<Shared> shared, std::string_view name, std::unique_ptr<optimized::DeviceCopies> copies)
-      : shared_(std::move(shared)), name_(name), channel_(shared_->to_receiver, shared_->to_sender), copies_(std::move(copies)) {}
+      : shared_(std::move(shared)), name_(name), channel_(shared_->mutex, shared_->to_receiver, shared_->to_sender), copies_(std::move(copies)) {}
   std::string_view name() const override { return name_; }
   handoff::Channel& channel() override { return channel_; }
 
   void write(std::uint64_t ticket, const handoff::Memory& source, const handoff::Destination& destination, std::uint64_t offset) override {
+    const std::lock_guard lock(shared_->mutex);  // held while the host copies: what is exposed stays
     const auto found = shared_->exposed.find(destination.address);
     const bool on_host = copies_ == nullptr;
     const bool fits = found != shared_->exposed.end() && source.on_host() == on_host && found->second.on_host() == on_host &&
@@ -75,13 +83,15 @@ class LocalSender final : public handoff::SenderTransport {
 
 class LocalReceiver final : public handoff::ReceiverTransport {
  public:
-  explicit LocalReceiver(std::shared_ptr<Shared> shared) : shared_(std::move(shared)), channel_(shared_->to_sender, shared_->to_receiver) {}
+  explicit LocalReceiver(std::shared_ptr<Shared> shared) : shared_(std::move(shared)), channel_(shared_->mutex, shared_->to_sender, shared_->to_receiver) {}
   handoff::Channel& channel() override { return channel_; }
   handoff::Destination expose(const handoff::Memory& memory) override {
+    const std::lock_guard lock(shared_->mutex);
     shared_->exposed[shared_->addresses] = memory;
     return {shared_->addresses++, memory.bytes};
   }
   void withdraw(const handoff::Destination& destination) override {
+    const std::lock_guard lock(shared_->mutex);
     if (shared_->exposed.erase(destination.address) == 0) throw InternalError("memory is withdrawn that was not exposed");
   }
 

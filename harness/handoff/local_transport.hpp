@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Both sides in one process.
+// Both sides in one process, in one thread or each in its own.
 #pragma once
 
 #include "models/handoff/transfer.hpp"

@@ -5,24 +5,9 @@
 #include <cublas_v2.h>
 #include <cuda_runtime_api.h>
 
-#include <string>
-
-#include "models/error.hpp"
+#include "optimized/runtime/device_error.hpp"
 
 namespace loopgauge::optimized {
-
-// A CUDA or cuBLAS call failed. Kernel faults are sticky: the process can report, but not use the device again.
-struct DeviceError : Error {
-  explicit DeviceError(const std::string& message) : Error(ErrorKind::internal, message) {}
-
- protected:
-  DeviceError(ErrorKind kind, const std::string& message) : Error(kind, message) {}
-};
-
-// The request does not fit the device. Nothing was allocated and the device stays usable.
-struct DeviceMemoryError : DeviceError {
-  explicit DeviceMemoryError(const std::string& message) : DeviceError(ErrorKind::unsupported, message) {}
-};
 
 // Throws DeviceError "<call> failed at <file>:<line>: <name> (<text>)"; DeviceMemoryError for cudaErrorMemoryAllocation, whose
 // non-sticky status is cleared first. Returns on cudaSuccess.
