@@ -178,7 +178,7 @@ std::unique_ptr<CudaExecutor> make_random_cuda_executor(const ModelConfig& shape
   Sha256 identity;
   for (const int extent : {shape.layers, shape.hidden, shape.heads, shape.head_dim, shape.intermediate, shape.vocab}) identity.update(&extent, sizeof extent);
   identity.update(&seed, sizeof seed);
-  return std::make_unique<Runtime>(options, identity.hex_digest(), [&](DeviceAllocator& allocator) { return random_weights(shape, allocator, seed); });
+  return std::make_unique<Runtime>(options, identity.hex_digest(), [&](DeviceAllocator& allocator) { return random_weights(shape, allocator, seed, allocator.stream()); });
 }
 
 }  // namespace loopgauge::optimized

@@ -18,10 +18,10 @@ namespace loopgauge::harness {
 
 namespace {
 
-BenchMeta meta_of_this_build() {
+BenchMeta meta_of_this_build(const std::string& shape) {
   const BuildInfo& build = build_info();
   const HostInfo host = host_info();
-  return {build.version, build.revision, build.compiler + ", " + build.build_type, host.device, host.cpu, "ouro-1.4b"};
+  return {build.version, build.revision, build.compiler + ", " + build.build_type, host.device, host.cpu, shape};
 }
 
 // A run may be added to a file whose rows it can stand beside.
@@ -44,7 +44,7 @@ void add_bench_output_options(CLI::App& command, BenchOutputOptions& options) {
 }
 
 BenchOutput::BenchOutput(BenchOutputOptions options) : options_(std::move(options)), progress_("bench", 0) {
-  report_.meta = meta_of_this_build();
+  report_.meta = meta_of_this_build(options_.shape);
   if (!options_.report.empty()) {
     require_replaceable(options_.report, kBenchFormat, "--report");
     std::error_code error;

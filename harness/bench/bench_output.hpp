@@ -19,6 +19,7 @@ struct BenchOutputOptions {
   std::string report{};             // file to write; empty: none
   bool append = false;              // add this run to the file
   std::string output = "console";   // console, json, csv
+  std::string shape = "ouro-1.4b";  // what is measured, for the file
 };
 
 // --report, --append, --output.

@@ -84,6 +84,14 @@ struct EndToEndRow {
   double synchronisation_share = kNotMeasured;  // of the duration: the host waits for the device
   double transfer_share = kNotMeasured;         // of the duration: handoffs are under way
   std::int64_t peak_bytes = 0;    // device memory, all devices together; 0: not measured
+  std::int64_t cancelled = 0, refused = 0;  // of the failed ones: given up by their client; without room even alone
+  std::int64_t failed_submissions = 0;      // planned failures and refused allocations, whose rows ran again
+  std::int64_t most_live = 0;     // requests that held memory at once
+  double token_gap_ms_p50 = kNotMeasured, token_gap_ms_p90 = kNotMeasured, token_gap_ms_p99 = kNotMeasured;  // between two tokens of a request
+  std::int64_t predicted_live = 0;          // requests that fit at once, by the memory model; 0: not asked
+  double tokens_per_s_of_all = kNotMeasured;  // while every request was past its prompt and none had ended
+  std::int64_t kv_bytes_of_a_prompt = 0;    // measured when all prompts were complete, tables included; 0: not measured
+  std::int64_t bf16_bytes_of_a_prompt = 0;  // the same in four BF16 planes
   std::string note{};               // why requests failed, what the row leaves out
 };
 

@@ -102,6 +102,18 @@ std::span<const Column<EndToEndRow>> columns() {
       {"synchronisation_share", "1", "Share of the duration in which the host waited for the device", &EndToEndRow::synchronisation_share},
       {"transfer_share", "1", "Share of the duration in which handoffs were under way", &EndToEndRow::transfer_share},
       {"peak_bytes", "byte", "Most device memory in use, all devices together; 0: not measured", &EndToEndRow::peak_bytes},
+      {"cancelled", "1", "Of the requests that failed, those whose client gave up", &EndToEndRow::cancelled},
+      {"refused", "1", "Of the requests that failed, those without room even alone", &EndToEndRow::refused},
+      {"failed_submissions", "1", "Submissions that failed, as planned or for want of memory; their rows ran again", &EndToEndRow::failed_submissions},
+      {"most_live", "1", "Requests that held memory at once, at most", &EndToEndRow::most_live},
+      {"token_gap_ms_p50", "ms", "Between two consecutive tokens of a request, median over all of them", &EndToEndRow::token_gap_ms_p50},
+      {"token_gap_ms_p90", "ms", "90th percentile of the same", &EndToEndRow::token_gap_ms_p90},
+      {"token_gap_ms_p99", "ms", "99th percentile of the same", &EndToEndRow::token_gap_ms_p99},
+      {"predicted_live", "1", "Requests that fit the memory at once by the memory model; 0: not asked", &EndToEndRow::predicted_live},
+      {"tokens_per_s_of_all", "s-1", "Generated tokens while every request was past its prompt and none had ended", &EndToEndRow::tokens_per_s_of_all},
+      {"kv_bytes_of_a_prompt", "byte", "K/V of a prompt with what is needed to find it, when all prompts were complete; 0: not measured",
+       &EndToEndRow::kv_bytes_of_a_prompt},
+      {"bf16_bytes_of_a_prompt", "byte", "K/V of the same prompt in four BF16 planes", &EndToEndRow::bf16_bytes_of_a_prompt},
       {"note", "", "Why requests failed, what the row leaves out", &EndToEndRow::note},
   };
   return list;

@@ -48,9 +48,19 @@ std::string bench_line(const BenchRow& row) {
 
 std::string bench_line(const EndToEndRow& row) {
   const std::string done = std::to_string(row.finished) + "/" + std::to_string(row.failed);
-  return formatted("%-28s %-24s %-22s %5lld %11s %24s %22s %26s %10.1f", row.setting.c_str(), row.mode.c_str(), row.load.c_str(), static_cast<long long>(row.device_count),
+  std::string more;
+  if (row.predicted_live > 0) {
+    more += formatted("\n    %lld requests at once, %lld predicted; %.1f tokens/s with all of them", static_cast<long long>(row.most_live),
+                      static_cast<long long>(row.predicted_live), row.tokens_per_s_of_all);
+  }
+  if (row.kv_bytes_of_a_prompt > 0) {
+    more += formatted("; %lld bytes of K/V a prompt, 1/%.2f of BF16", static_cast<long long>(row.kv_bytes_of_a_prompt),
+                      static_cast<double>(row.bf16_bytes_of_a_prompt) / static_cast<double>(row.kv_bytes_of_a_prompt));
+  }
+  if (!row.note.empty()) more += "\n    " + row.note;
+  return more.insert(0, formatted("%-28s %-24s %-22s %5lld %11s %24s %22s %26s %10.1f", row.setting.c_str(), row.mode.c_str(), row.load.c_str(), static_cast<long long>(row.device_count),
                    done.c_str(), times(row.ttft_ms_p50, row.ttft_ms_p90, row.ttft_ms_p99).c_str(), times(row.tpot_ms_p50, row.tpot_ms_p90, row.tpot_ms_p99).c_str(),
-                   times(row.latency_ms_p50, row.latency_ms_p90, row.latency_ms_p99).c_str(), row.output_tokens_per_s);
+                   times(row.latency_ms_p50, row.latency_ms_p90, row.latency_ms_p99).c_str(), row.output_tokens_per_s));
 }
 
 std::string bench_csv_header(std::string_view table) { return table == "end_to_end" ? csv_header<EndToEndRow>() : csv_header<BenchRow>(); }

@@ -2,17 +2,16 @@
 #include "optimized/bench/random_weights.hpp"
 
 #include "optimized/bench/device_fill.cuh"
-#include "optimized/runtime/stream.hpp"
 
 namespace loopgauge::optimized {
 
-DeviceWeights random_weights(const ModelConfig& shape, DeviceAllocator& allocator, std::uint32_t seed) {
+DeviceWeights random_weights(const ModelConfig& shape, DeviceAllocator& allocator, std::uint32_t seed, cudaStream_t stream) {
   require_supported(shape);
   const auto hidden = static_cast<std::size_t>(shape.hidden), width = static_cast<std::size_t>(shape.projection_width());
   const auto intermediate = static_cast<std::size_t>(shape.intermediate), vocab = static_cast<std::size_t>(shape.vocab);
   const auto random = [&](std::size_t count, float scale) {
     DeviceBuffer buffer = allocator.allocate_array<Bfloat16>(MemoryCategory::weights, count);
-    fill_random(buffer.as<Bfloat16>(), count, ++seed, scale, allocator.stream());
+    fill_random(buffer.as<Bfloat16>(), count, ++seed, scale, stream);
     return buffer;
   };
   constexpr float kMatrix = 0.03f;

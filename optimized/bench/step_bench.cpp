@@ -7,6 +7,7 @@
 
 #include "models/error.hpp"
 #include "optimized/bench/device_fill.cuh"
+#include "optimized/bench/random_weights.hpp"
 #include "optimized/forward_pass.hpp"
 #include "optimized/ops/attention_decode.cuh"
 #include "optimized/ops/head_argmax.cuh"
@@ -22,6 +23,7 @@ namespace {
 
 constexpr int kWindow = 256;
 constexpr int kMostDecodeRows = 64;
+constexpr std::uint32_t kWeightSeed = 1000;   // K/V have others, from 1 on
 
 ModelConfig checked(const ModelConfig& shape) {
   const DeviceStatus status = device_status();
@@ -142,26 +144,7 @@ class StepBench {
   }
 
   void make_weights() {
-    const auto hidden = static_cast<std::size_t>(model_.hidden), width = static_cast<std::size_t>(model_.projection_width());
-    const auto intermediate = static_cast<std::size_t>(model_.intermediate), vocab = static_cast<std::size_t>(model_.vocab);
-    weights_.config = model_;
-    weights_.embed_tokens = random(vocab * hidden, 1.0f);
-    weights_.lm_head = random(vocab * hidden, 0.03f);
-    weights_.norm = random(hidden, 1.0f);
-    weights_.early_exit_gate = random(hidden, 0.03f);
-    weights_.early_exit_bias = random(1, 1.0f);
-    for (int layer = 0; layer < model_.layers; ++layer) {
-      DeviceLayerWeights w;
-      w.qkv = random(3 * width * hidden, 0.03f);
-      w.o_proj = random(hidden * width, 0.03f);
-      w.gate_up = random(2 * intermediate * hidden, 0.03f);
-      w.down_proj = random(hidden * intermediate, 0.03f);
-      w.input_layernorm = random(hidden, 1.0f);
-      w.input_layernorm_2 = random(hidden, 1.0f);
-      w.post_attention_layernorm = random(hidden, 1.0f);
-      w.post_attention_layernorm_2 = random(hidden, 1.0f);
-      weights_.layers.push_back(std::move(w));
-    }
+    weights_ = random_weights(model_, allocator_, kWeightSeed, stream_);
     int positions = 0;
     for (const std::vector<int>* lengths : {&options_.contexts, &options_.prompts}) {
       for (const int length : *lengths) positions = std::max(positions, length + kWindow);

@@ -124,7 +124,7 @@ def check_inline():
             words = shlex.split(command)[1:]
             assert words[0] in top, f"{document}: `{command}`: no such subcommand"
             # A word after the verb that has a help of its own is a subcommand; arguments are not judged.
-            verbs = tuple(words[:2]) if len(words) > 1 and words[1].isalpha() and re.search(rf"^  {re.escape(words[1])} ", help_of((words[0],)), re.MULTILINE) else (words[0],)
+            verbs = tuple(words[:2]) if len(words) > 1 and words[1].isalnum() and re.search(rf"^  {re.escape(words[1])} ", help_of((words[0],)), re.MULTILINE) else (words[0],)
             for word in words:
                 if word.startswith("-"):
                     flag = word.split("=")[0]

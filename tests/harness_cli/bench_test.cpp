@@ -7,8 +7,11 @@
 #include <string>
 #include <vector>
 
+#include "harness/bench/bench_file.hpp"
+#include "harness/bench/end_to_end_bench.hpp"
 #include "harness/bench/reference_bench.hpp"
 #include "models/error.hpp"
+#include "optimized/bench/step_bench.hpp"
 #include "optimized/cuda_executor.hpp"
 #include "tests/harness_cli/process.hpp"
 
@@ -97,6 +100,98 @@ TEST(DeviceBench, WithoutADeviceSaysSoAndWritesNothing) {
     EXPECT_NE(result.err.find(optimized::device_status().description), std::string::npos) << result.err;
     EXPECT_FALSE(std::filesystem::exists(folder / "bench.h5"));
   }
+}
+
+TEST(EndToEndBench, ServesOnTheReferenceAndChecksEveryToken) {
+  const test::TemporaryFolder folder;
+  const std::string file = (folder / "e2e.h5").string();
+  const auto result = test::run_program({"bench", "e2e", "--executor", "reference", "--load", "high,failures", "--requests", "3", "--switches", "t1s1q1", "--new-tokens", "3",
+                                         "--prompts", "20,30", "--check", "--report", file, "--output", "csv"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const BenchReport report = read_bench(file);
+  EXPECT_EQ(report.meta.shape, "ouro-tiny");
+  ASSERT_EQ(report.end_to_end.size(), 2u);
+  const EndToEndRow &high = report.end_to_end[0], &failures = report.end_to_end[1];
+  EXPECT_EQ(high.finished, 3);
+  EXPECT_EQ(high.failed, 0);
+  EXPECT_GT(high.ttft_ms_p50, 0);
+  EXPECT_LE(high.ttft_ms_p50, high.ttft_ms_p99);
+  EXPECT_LT(high.ttft_ms_p99, high.latency_ms_p99);
+  EXPECT_NE(high.note.find("3 of 3 requests have the tokens that they have alone"), std::string::npos) << high.note;
+  EXPECT_EQ(failures.requests, 4);
+  EXPECT_EQ(failures.refused, 1);
+  EXPECT_EQ(failures.finished + failures.failed, 4);
+  EXPECT_NE(failures.note.find("bytes of device memory"), std::string::npos) << failures.note;
+}
+
+TEST(EndToEndBench, RefusesWhatItCannotServe) {
+  for (const auto& [option, value] : {std::pair{"--load", "many"}, {"--policy", "sometimes"}, {"--requests", "0"}, {"--prompts", "0"}, {"--in-flight", "0"},
+                                      {"--switches", "t2s0q0"}, {"--decode-rows", "65"}, {"--live", "257"}, {"--rate", "-1"}}) {
+    EXPECT_EQ(test::run_program({"bench", "e2e", "--executor", "reference", option, value}).exit_code, 2) << option;
+  }
+  // Longer than the model's positions.
+  const auto too_long = test::run_program({"bench", "e2e", "--executor", "reference", "--prompts", "9000", "--requests", "1"});
+  EXPECT_EQ(too_long.exit_code, 2) << too_long.err;
+  if (optimized::device_status().available) GTEST_SKIP() << "a CUDA device is present: " << optimized::device_status().description;
+  const auto refused = test::run_program({"bench", "e2e"});
+  EXPECT_EQ(refused.exit_code, 4);
+  EXPECT_NE(refused.err.find(optimized::device_status().description), std::string::npos) << refused.err;
+}
+
+TEST(EndToEndBench, ByPredictionMoreThanFiveTimesAsManyPromptsFitWithEverythingOn) {
+  const ModelConfig model = optimized::ouro_1_4b_shape();
+  LoadOptions options;
+  options.requests = 1;
+  options.prompt_tokens = {8192};
+  options.new_tokens = 17;
+  const ServingLoad load = make_load(options, model.vocab);
+  const auto fit = [&](const char* switches, EncodingPolicy policy = EncodingPolicy::rolling) {
+    AlgorithmConfig config;
+    apply_switches(config, switches);
+    config.kv_residual_quantization.policy = policy;
+    return most_that_fit(predicted_bytes(model, EffectiveConfig::resolve(config, model), load, 1).front(), 144'000'000'000);
+  };
+  EXPECT_EQ(fit("t0s0q0"), 22);  // 6.49 GB each: 129 pages of four planes
+  // The last prompt needs its BF16 rows until it is complete, under streaming those of a window.
+  EXPECT_EQ(fit("t1s1q1"), 118);
+  EXPECT_EQ(fit("t1s1q1", EncodingPolicy::fixed_prompt), 122);
+  EXPECT_EQ(fit("t1s1q1", EncodingPolicy::streaming), 128);
+  EXPECT_EQ(most_that_fit({10, 4}, 9), 0);
+  EXPECT_EQ(most_that_fit({10, 4}, 10), 1);
+  EXPECT_EQ(most_that_fit({10, 4}, 18), 3);
+}
+
+TEST(EndToEndBench, SummarizesFinishedRequestsAndCountsTheOthers) {
+  LoadOptions options;
+  options.requests = 3;
+  options.requests_per_s = 0;
+  options.prompt_tokens = {5};
+  options.new_tokens = 3;
+  const ServingLoad load = make_load(options, 10);
+  ServingResult result;
+  result.requests.resize(3);
+  result.requests[0].outcome = ServedOutcome::finished;
+  result.requests[0].token_s = {1.0, 1.5, 2.5};
+  result.requests[0].end_s = 2.5;
+  result.requests[1].outcome = ServedOutcome::finished;
+  result.requests[1].token_s = {2.0, 3.0, 4.0};
+  result.requests[1].end_s = 4.0;
+  result.requests[2].outcome = ServedOutcome::cancelled;
+  result.requests[2].end_s = 9;
+  const EndToEndRow row = summarize(result, load);
+  EXPECT_EQ(row.requests, 3);
+  EXPECT_EQ(row.finished, 2);
+  EXPECT_EQ(row.failed, 1);
+  EXPECT_EQ(row.cancelled, 1);
+  EXPECT_EQ(row.prompt_tokens, 5);
+  EXPECT_DOUBLE_EQ(row.ttft_ms_p50, 1000);
+  EXPECT_DOUBLE_EQ(row.ttft_ms_p99, 2000);
+  EXPECT_DOUBLE_EQ(row.tpot_ms_p50, 750);
+  EXPECT_DOUBLE_EQ(row.latency_ms_p90, 4000);
+  EXPECT_DOUBLE_EQ(row.token_gap_ms_p50, 1000);
+  EXPECT_DOUBLE_EQ(row.duration_s, 4);
+  EXPECT_DOUBLE_EQ(row.output_tokens_per_s, 1.5);
+  EXPECT_EQ(row.note, "1 given up");
 }
 
 }  // namespace
