@@ -14,7 +14,7 @@ namespace loopgauge::harness {
 
 inline constexpr std::string_view kBenchFormat = "loopgauge-bench";
 inline constexpr int kBenchMajor = 1;  // changes of meaning
-inline constexpr int kBenchMinor = 1;  // additions
+inline constexpr int kBenchMinor = 0;  // additions
 
 template <>
 std::span<const Column<BenchMeta>> columns();  // attributes of /meta

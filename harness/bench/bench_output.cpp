@@ -13,6 +13,7 @@
 #include "harness/io/replaceable.hpp"
 #include "harness/provenance.hpp"
 #include "models/error.hpp"
+#include "optimized/bench/step_bench.hpp"
 
 namespace loopgauge::harness {
 
@@ -21,7 +22,9 @@ namespace {
 BenchMeta meta_of_this_build(const std::string& shape) {
   const BuildInfo& build = build_info();
   const HostInfo host = host_info();
-  return {build.version, build.revision, build.compiler + ", " + build.build_type, host.device, host.cpu, shape};
+  // Single operations are measured at the one shape that the device benches know.
+  const std::int64_t layers = shape == "ouro-1.4b" ? optimized::ouro_1_4b_shape().layers : 0;
+  return {build.version, build.revision, build.compiler + ", " + build.build_type, host.device, host.cpu, shape, layers};
 }
 
 // A run may be added to a file whose rows it can stand beside.
@@ -80,6 +83,7 @@ void BenchOutput::ceilings(double read_gb_per_s, double bf16_tflop_per_s) {
 }
 
 void BenchOutput::peer(const std::string& description) {
+  if (run().peer == description) return;
   report_.runs.back().peer = description;
   if (options_.output == "console") {
     progress_.clear();
@@ -137,8 +141,8 @@ void BenchOutput::left_out(const std::string& what, const std::string& reason) {
   save();
 }
 
-void BenchOutput::finish() {
-  report_.runs.back().complete = true;
+void BenchOutput::finish(bool complete) {
+  report_.runs.back().complete = complete;
   save();
   progress_.clear();
   if (options_.output == "json") render_bench_json(report_, std::cout);

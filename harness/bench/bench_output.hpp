@@ -39,8 +39,8 @@ class BenchOutput {
   void row(BenchRow row, const std::vector<double>& samples_us = {}, std::vector<BenchMemory> memory = {});
   void end_to_end(EndToEndRow row);
   void left_out(const std::string& what, const std::string& reason);
-  // The run is complete. What was measured stays in the file without it.
-  void finish();
+  // The run has come to its end, and is complete where nothing broke off. What was measured stays in the file without it.
+  void finish(bool complete = true);
 
   const BenchReport& report() const { return report_; }
   const BenchRun& run() const { return report_.runs.back(); }

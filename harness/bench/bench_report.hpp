@@ -19,6 +19,7 @@ struct BenchMeta {
   std::string device{};           // name, compute capability, CUDA of driver and runtime
   std::string cpu{};
   std::string shape{};            // "ouro-1.4b"
+  std::int64_t layers = 0;        // of the shape: rows of single operations are of one
 };
 
 // One call of `loopgauge bench ops|step|prefill|e2e|peers`. Ceilings are measured in the run itself.

@@ -1,18 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "harness/bench/render_bench.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <ostream>
 
 #include "harness/bench/bench_file.hpp"
+#include "harness/bench/bench_tables.hpp"
+#include "harness/report/html_assets.hpp"
+#include "harness/report/markup.hpp"
+#include "harness/report/page_frame.hpp"
 #include "harness/report/row_text.hpp"
 #include "harness/report/text_table.hpp"
 
 namespace loopgauge::harness {
 
 namespace {
+
+constexpr std::size_t kCellBytes = 2000;
 
 template <class... Arguments>
 std::string formatted(const char* format, Arguments... arguments) {
@@ -23,6 +30,49 @@ std::string formatted(const char* format, Arguments... arguments) {
 
 std::string times(double p50, double p90, double p99) {
   return std::isnan(p50) ? "-" : formatted("%.1f %.1f %.1f", p50, p90, p99);
+}
+
+std::string build_text(const BenchMeta& meta) { return "loopgauge " + meta.tool_version + " (" + meta.source_revision + "), " + meta.compiler; }
+
+// Shares as one bar; what a negative remainder takes off is not drawn.
+std::string bar_html(const std::vector<double>& shares) {
+  std::string out = "<svg class=\"share\" aria-hidden=\"true\" width=\"100%\" height=\"10\">";
+  double at = 0, sum = 0;
+  for (const double share : shares) sum += std::max(0.0, std::isnan(share) ? 0.0 : share);
+  for (std::size_t i = 0; i < shares.size(); ++i) {
+    if (!(shares[i] > 0)) continue;
+    const double width = 100 * shares[i] / std::max(1.0, sum);
+    out += formatted("<rect class=\"category-%zu\" x=\"%.2f%%\" width=\"%.2f%%\" height=\"10\"/>", i + 1, at, width);
+    at += width;
+  }
+  return out + "</svg>";
+}
+
+std::string section_html(const BenchTable& table) {
+  std::string out = "<section id=\"" + table.id + "\" aria-labelledby=\"" + table.id + "-title\"><h2 id=\"" + table.id + "-title\">" + html_text(table.title) + "</h2>\n";
+  if (!table.note.empty()) out += "<p class=\"lead\">" + html_text(table.note) + "</p>\n";
+  if (!table.part_names.empty()) {
+    out += "<ul class=\"legend\">";
+    for (std::size_t i = 0; i < table.part_names.size(); ++i) {
+      out += "<li><svg width=\"12\" height=\"12\" aria-hidden=\"true\"><rect class=\"category-" + std::to_string(i + 1) + "\" width=\"12\" height=\"12\"/></svg>" +
+             html_text(table.part_names[i]) + "</li>";
+    }
+    out += "</ul>\n";
+  }
+  const auto attributes = [&](std::size_t column) { return column < static_cast<std::size_t>(table.text_columns) ? "" : " class=\"number\""; };
+  out += "<div class=\"scroll\" role=\"group\" tabindex=\"0\" aria-label=\"" + html_text(table.title) + "\"><table><thead><tr>";
+  for (std::size_t i = 0; i < table.header.size(); ++i) out += "<th scope=\"col\"" + std::string(attributes(i)) + ">" + html_text(table.header[i]) + "</th>";
+  out += "</tr></thead><tbody>\n";
+  for (std::size_t r = 0; r < table.rows.size(); ++r) {
+    out += "<tr>";
+    for (std::size_t i = 0; i < table.rows[r].size(); ++i) {
+      const std::string cell = html_text(clipped(table.rows[r][i], kCellBytes));
+      if (i == 0) out += "<th scope=\"row\">" + cell + (r < table.part_shares.size() ? bar_html(table.part_shares[r]) : "") + "</th>";
+      else out += "<td" + std::string(attributes(i)) + ">" + cell + "</td>";
+    }
+    out += "</tr>\n";
+  }
+  return out + "</tbody></table></div></section>\n";
 }
 
 }  // namespace
@@ -77,6 +127,67 @@ void render_bench_json(const BenchReport& report, std::ostream& out) {
     for (const auto& row : report.*table) json[name].push_back(row_json(row));
   });
   out << json.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << "\n";
+}
+
+void render_bench_csv(const BenchReport& report, std::ostream& out) {
+  const bool requests = report.rows.empty() && !report.end_to_end.empty();
+  out << bench_csv_header(requests ? "end_to_end" : "rows") << "\n";
+  for (const BenchRow& row : report.rows) out << csv_line(row) << "\n";
+  if (!requests) return;
+  for (const EndToEndRow& row : report.end_to_end) out << csv_line(row) << "\n";
+}
+
+void render_bench_terminal(const BenchReport& report, std::ostream& out) {
+  out << "bench at the shape of " << report.meta.shape << ", random weights and K/V\n  device " << report.meta.device << "\n  " << build_text(report.meta) << "\n";
+  for (const BenchTable& table : bench_tables(report)) {
+    out << "\n" << table.title << "\n";
+    if (!table.note.empty()) out << "  " << table.note << "\n";
+    TextTable text(table.header);
+    for (const std::vector<std::string>& row : table.rows) text.add(row);
+    text.print(out);
+  }
+}
+
+void render_bench_markdown(const BenchReport& report, std::ostream& out) {
+  out << "## Bench at the shape of " << markdown_code(report.meta.shape) << "\n\nRandom weights and K/V. Device " << markdown_code(report.meta.device) << "; "
+      << markdown_code(build_text(report.meta)) << ".\n";
+  for (const BenchTable& table : bench_tables(report)) {
+    out << "\n### " << table.title << "\n\n";
+    if (!table.note.empty()) out << table.note << "\n\n";
+    const auto is_text = [&](std::size_t column) { return column < static_cast<std::size_t>(table.text_columns); };
+    for (const std::string& name : table.header) out << "| " << name << " ";
+    out << "|\n";
+    for (std::size_t i = 0; i < table.header.size(); ++i) out << (is_text(i) ? "|---" : "|---:");
+    out << "|\n";
+    for (const std::vector<std::string>& row : table.rows) {
+      for (std::size_t i = 0; i < row.size(); ++i) out << "| " << (is_text(i) && row[i] != "-" ? markdown_code(row[i]) : row[i]) << " ";
+      out << "|\n";
+    }
+  }
+}
+
+void render_bench_html(const BenchReport& report, std::ostream& out) {
+  const std::vector<BenchTable> tables = bench_tables(report);
+  std::string nav = "<a href=\"#verdict\">Bench</a>", sections;
+  for (const BenchTable& table : tables) {
+    nav += "<a href=\"#" + table.id + "\">" + html_text(table.title) + "</a>";
+    sections += section_html(table);
+  }
+  const std::string style(html_assets::style());
+  const bool broken_off = std::any_of(report.runs.begin(), report.runs.end(), [](const BenchRun& run) { return !run.complete; });
+  const std::string header = "<header id=\"verdict\" class=\"verdict\">\n<h1><span class=\"title\">Bench at the shape of " + html_text(report.meta.shape) +
+                             "</span></h1>\n<p class=\"why\">Random weights and K/V; medians of repeated times between device events.</p>\n" +
+                             (broken_off ? "<p class=\"notice\"><strong>A run was broken off:</strong> its rows until then are here.</p>\n" : "") +
+                             "<dl class=\"facts\"><div><dt>Device</dt><dd>" + html_text(report.meta.device) + "</dd></div><div><dt>Sources</dt><dd>" +
+                             html_text(build_text(report.meta)) + "</dd></div><div><dt>Host</dt><dd>" + html_text(report.meta.cpu) + "</dd></div></dl>\n</header>\n";
+  write_page(html_assets::bench_page(),
+             {{"policy", "default-src 'none'; style-src " + content_hash(style) + "; base-uri 'none'; form-action 'none'"},
+              {"title", "Bench: " + html_text(report.meta.device)},
+              {"style", style},
+              {"nav", nav},
+              {"header", header},
+              {"sections", sections}},
+             out);
 }
 
 }  // namespace loopgauge::harness

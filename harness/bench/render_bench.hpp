@@ -18,6 +18,13 @@ std::string bench_csv_header(std::string_view table);
 std::string bench_csv_line(const BenchRow& row);
 std::string bench_csv_line(const EndToEndRow& row);
 
+void render_bench_terminal(const BenchReport& report, std::ostream& out);
+// Sections with tables, for an issue, a pull request or a file.
+void render_bench_markdown(const BenchReport& report, std::ostream& out);
+// One self-contained page without a script.
+void render_bench_html(const BenchReport& report, std::ostream& out);
+// The rows; where there are none, the end-to-end rows.
+void render_bench_csv(const BenchReport& report, std::ostream& out);
 // Everything the report holds.
 void render_bench_json(const BenchReport& report, std::ostream& out);
 

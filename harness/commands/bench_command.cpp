@@ -143,13 +143,14 @@ void add_bench_command(CLI::App& app, int& exit_code) {
       "  loopgauge bench --executor reference\n"
       "  loopgauge bench --switches t0s0q0 t1s1q1 --context 512 --repeat 5\n"
       "  loopgauge bench --output csv > bench.csv\n"
-      "  loopgauge bench step --contexts 2048,8192 --batches 1,8 --report step.h5     the device at the shape of Ouro-1.4B (ops, step, prefill)\n"
+      "  loopgauge bench step --contexts 2048,8192 --batches 1,8 --report step.h5     the device at the shape of Ouro-1.4B (ops, step, prefill, peers)\n"
       "  loopgauge bench e2e --load low,high --report e2e.h5     requests served online, from arrival to last token\n"
       "  loopgauge report step.h5");
   add_bench_ops_command(*command, exit_code);
   add_bench_step_command(*command, exit_code);
   add_bench_prefill_command(*command, exit_code);
   add_bench_end_to_end_command(*command, exit_code);
+  add_bench_peers_command(*command, exit_code);
   command->require_subcommand(0, 1);
   // Before the subcommand's own callback.
   command->parse_complete_callback([command] {

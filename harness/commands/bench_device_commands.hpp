@@ -4,22 +4,13 @@
 
 #include <CLI/CLI.hpp>
 
-#include "optimized/bench/step_bench.hpp"
-
 namespace loopgauge::harness {
 
 // The callbacks write the process exit code or throw, as those of the verbs (command.hpp).
 void add_bench_ops_command(CLI::App& bench, int& exit_code);
 void add_bench_step_command(CLI::App& bench, int& exit_code);
 void add_bench_prefill_command(CLI::App& bench, int& exit_code);
-
-// Options that several of them share; values out of range are usage errors.
-void add_contexts_option(CLI::App& command, optimized::StepBenchOptions& options);
-void add_batches_option(CLI::App& command, optimized::StepBenchOptions& options);
-void add_repeats_option(CLI::App& command, optimized::StepBenchOptions& options);
-void add_prompts_option(CLI::App& command, optimized::StepBenchOptions& options);
-void add_prefill_rows_option(CLI::App& command, optimized::StepBenchOptions& options);
-void add_switches_option(CLI::App& command, std::vector<std::string>& switches);
+void add_bench_peers_command(CLI::App& bench, int& exit_code);
 
 // Throws UnsupportedError with the reason where there is no device: before a report is begun.
 void require_device();

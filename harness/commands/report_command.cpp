@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `loopgauge report FILE`: renders a report, to standard output and into files. `loopgauge report merge A B -o C`: puts shards together.
+// `loopgauge report FILE`: renders a report of a sweep or a bench, to standard output and into files. `loopgauge report merge A B -o C`: puts shards together.
 #include <algorithm>
 #include <filesystem>
 #include <iostream>
@@ -11,6 +11,8 @@
 #include <system_error>
 #include <vector>
 
+#include "harness/bench/bench_file.hpp"
+#include "harness/bench/render_bench.hpp"
 #include "harness/commands/command.hpp"
 #include "harness/io/atomic_output.hpp"
 #include "harness/io/replaceable.hpp"
@@ -47,6 +49,30 @@ bool format_chosen(const ReportOptions& options) {
   return std::any_of(options.formats.begin(), options.formats.end(), [](const auto& format) { return format.second; });
 }
 
+// Whether the file is a bench report. What cannot be read is met, and named, by the reader of reports.
+bool is_bench(const std::string& file) {
+  try {
+    return format_of_file(file) == kBenchFormat;
+  } catch (const FileError&) {
+    return false;
+  }
+}
+
+void render_bench(const ReportOptions& options) {
+  if (!options.junit.empty() || options.formats.at("quality")) throw ConfigError(options.file + " is a bench report: it has times and no verdicts, so no --junit and no --quality");
+  const BenchReport report = read_bench(options.file);
+  if (!options.html.empty()) {
+    std::ostringstream text;
+    render_bench_html(report, text);
+    write_text_file(options.html, text.view());
+  }
+  if (options.formats.at("json")) render_bench_json(report, std::cout);
+  if (options.formats.at("csv")) render_bench_csv(report, std::cout);
+  if (options.formats.at("markdown")) render_bench_markdown(report, std::cout);
+  if (options.formats.at("console") || (!format_chosen(options) && options.html.empty())) render_bench_terminal(report, std::cout);
+  if (!options.html.empty() && !format_chosen(options)) std::cout << "wrote " << options.html << "\n" << report.rows.size() + report.end_to_end.size() << " rows\n";
+}
+
 void render(const ReportOptions& options) {
   if (options.json_schema) {
     if (!options.file.empty() || format_chosen(options) || !options.html.empty() || !options.junit.empty())
@@ -63,6 +89,7 @@ void render(const ReportOptions& options) {
   if (!options.html.empty() && options.html == options.junit) throw ConfigError("--html and --junit name the same file");
   require_replaceable_text(options.html, kPageStart, "--html");
   require_replaceable_text(options.junit, kJunitStart, "--junit");
+  if (is_bench(options.file)) return render_bench(options);
   const Report report = read_report(options.file);  // before anything is written: a broken report leaves what is there
   if (!options.html.empty()) write_rendered(options.html, render_html, report);
   if (!options.junit.empty()) write_rendered(options.junit, render_junit, report);
@@ -103,7 +130,7 @@ void merge(const ReportOptions& options, int& exit_code) {
 void add_report_command(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("report", "Show a report, or merge the reports of shards");
   auto options = std::make_shared<ReportOptions>();
-  command->add_option("file", options->file, "Report written by sweep or merge")->type_name("FILE");
+  command->add_option("file", options->file, "Report written by sweep, bench or merge")->type_name("FILE");
   for (const RendererInfo& info : renderers()) {
     const std::string name(info.name);
     options->formats[name] = false;
@@ -121,6 +148,7 @@ void add_report_command(CLI::App& app, int& exit_code) {
       "  loopgauge report sweep.h5 --html sweep.html\n"
       "  loopgauge report sweep.h5 --html sweep.html --junit sweep.xml --markdown > comment.md\n"
       "  loopgauge report sweep.h5 --csv > sweep.csv\n"
+      "  loopgauge report bench.h5 --html bench.html      times of `bench step` and its like: features, peers, where a step goes\n"
       "  loopgauge report merge shard-1.h5 shard-2.h5 -o sweep.h5\n"
       "Rendering a report exits with 0 whatever its verdict: sweep and gate judge.");
 

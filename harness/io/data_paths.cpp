@@ -55,4 +55,8 @@ fs::path data_directory() {
   return find("data", "data/README.md", "traces", "pass --traces FILES, or set LOOPGAUGE_HOME to a directory that has data");
 }
 
+fs::path peers_script() {
+  return find("harness/bench/peers.py", "harness/bench/peers.py", "script of bench peers", "set LOOPGAUGE_HOME to a directory that has harness/bench/peers.py");
+}
+
 }  // namespace loopgauge::harness

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Writes OUTPUT, the C++ source that holds the page's sources as texts. Variables: PAGE, STYLE, SCRIPTS (a list of files), OUTPUT.
+# Writes OUTPUT, the C++ source that holds the page's sources as texts. Variables: PAGE, BENCH_PAGE, STYLE, SCRIPTS (a list of files), OUTPUT.
 # Texts are cut into literals below the length that every compiler has to accept.
 function(literal text result)
   set(out "")
@@ -21,6 +21,7 @@ function(read_text file result)
 endfunction()
 
 read_text("${PAGE}" page)
+read_text("${BENCH_PAGE}" bench_page)
 read_text("${STYLE}" style)
 set(script "(() => {\n\"use strict\";\n")
 foreach(file IN LISTS SCRIPTS)
@@ -30,6 +31,7 @@ endforeach()
 string(APPEND script "})();\n")
 
 literal("${page}" page_literal)
+literal("${bench_page}" bench_page_literal)
 literal("${style}" style_literal)
 literal("${script}" script_literal)
 file(WRITE "${OUTPUT}.new" "// Written by harness/report/embed_assets.cmake from harness/report/html.
@@ -39,6 +41,11 @@ namespace loopgauge::harness::html_assets {
 
 std::string_view page() {
   static constexpr std::string_view text =${page_literal};
+  return text;
+}
+
+std::string_view bench_page() {
+  static constexpr std::string_view text =${bench_page_literal};
   return text;
 }
 

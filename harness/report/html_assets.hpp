@@ -7,6 +7,7 @@
 namespace loopgauge::harness::html_assets {
 
 std::string_view page();    // page.html: the frame, with a slot {{name}} for each part
+std::string_view bench_page();  // bench_page.html: the same for bench reports
 std::string_view style();   // style.css
 std::string_view script();  // all scripts, one after the other, inside one function
 

@@ -14,12 +14,12 @@
 #include "harness/report/html_assets.hpp"
 #include "harness/report/markup.hpp"
 #include "harness/report/page_data.hpp"
+#include "harness/report/page_frame.hpp"
 #include "harness/report/render.hpp"
 #include "harness/report/report_file.hpp"
 #include "harness/report/schema.hpp"
 #include "harness/report/text_table.hpp"
 #include "models/error.hpp"
-#include "models/sha256.hpp"
 
 namespace loopgauge::harness {
 
@@ -158,41 +158,12 @@ std::string provenance_html(const Report& report) {
   return out + "</dl></section>\n";
 }
 
-std::string source_hash(std::string_view source) {
-  Sha256 hash;
-  hash.update(source.data(), source.size());
-  const std::string hex = hash.hex_digest();
-  std::string digest;
-  for (std::size_t i = 0; i < hex.size(); i += 2) digest += static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16));
-  return "'sha256-" + base64(digest) + "'";
-}
-
-// The frame with {{name}} replaced by the part of that name. Parts are not looked into: text of a report may hold braces.
-void write_page(std::string_view frame, const std::vector<std::pair<std::string_view, std::string>>& parts, std::ostream& out) {
-  while (!frame.empty()) {
-    const std::size_t open = frame.find("{{");
-    out << frame.substr(0, open);
-    if (open == std::string_view::npos) return;
-    const std::size_t close = frame.find("}}", open);
-    if (close == std::string_view::npos) throw InternalError("the page's frame has an open slot");
-    const std::string_view name = frame.substr(open + 2, close - open - 2);
-    bool found = false;
-    for (const auto& [part, content] : parts) {
-      if (part != name) continue;
-      out << content;
-      found = true;
-    }
-    if (!found) throw InternalError("the page's frame has the unknown slot " + std::string(name));
-    frame.remove_prefix(close + 2);
-  }
-}
-
 }  // namespace
 
 void render_html(const Report& report, std::ostream& out) {
   const PageData data = page_data(report);
   const std::string style(html_assets::style()), script(html_assets::script());
-  const std::string policy = "default-src 'none'; style-src " + source_hash(style) + "; script-src " + source_hash(script) +
+  const std::string policy = "default-src 'none'; style-src " + content_hash(style) + "; script-src " + content_hash(script) +
                              "; base-uri 'none'; form-action 'none'";
   std::string title(word_of(verdict(report)).word);
   title += ": " + report.meta.title;

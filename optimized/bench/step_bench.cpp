@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <optional>
+#include <set>
 
 #include "models/error.hpp"
 #include "optimized/bench/device_fill.cuh"
@@ -24,6 +25,7 @@ namespace {
 constexpr int kWindow = 256;
 constexpr int kMostDecodeRows = 64;
 constexpr std::uint32_t kWeightSeed = 1000;   // K/V have others, from 1 on
+constexpr int kHistoryPrompt = 8192;           // positions of the prompts whose last rows are measured over history
 
 ModelConfig checked(const ModelConfig& shape) {
   const DeviceStatus status = device_status();
@@ -51,19 +53,19 @@ class StepBench {
     if (asked("linear")) {
       for (const int batch : {1, 8, kMostDecodeRows, 256, 2048}) measure_linear(batch);
     }
+    std::set<int> batches;
+    for (const StepShape& step : options_.steps) batches.insert(step.batch);
     if (asked("projections")) {
-      for (const int batch : options_.batches) attempt("decode step without attention, batch " + std::to_string(batch), [&] { measure_projections(batch); });
+      for (const int batch : batches) attempt("decode step without attention, batch " + std::to_string(batch), [&] { measure_projections(batch); });
     }
     if (asked("encode")) {
-      for (const int batch : options_.batches) attempt("encode, batch " + std::to_string(batch), [&] { measure_encode(batch); });
+      for (const int batch : batches) attempt("encode, batch " + std::to_string(batch), [&] { measure_encode(batch); });
     }
     for (const std::string& switches : options_.switches) {
-      for (const int context : options_.contexts) {
-        for (const int batch : options_.batches) {
-          if (!asked("step") && !asked("attention")) continue;
-          attempt("decode " + switches + ", context " + std::to_string(context) + ", batch " + std::to_string(batch),
-                  [&] { measure_decode(switches, context, batch); });
-        }
+      for (const auto& [context, batch] : options_.steps) {
+        if (!asked("step") && !asked("attention")) continue;
+        attempt("decode " + switches + ", context " + std::to_string(context) + ", batch " + std::to_string(batch),
+                [&, context = context, batch = batch] { measure_decode(switches, context, batch); });
       }
     }
     if (asked("prefill")) {
@@ -78,7 +80,7 @@ class StepBench {
     }
     if (asked("prefill_attention")) {
       for (const std::string& switches : {std::string("t0s0q0"), std::string("t0s0q1")}) {
-        attempt("prefill attention " + switches, [&] { measure_prefill_history(switches, 8192, 8); });
+        attempt("prefill attention " + switches, [&] { measure_prefill_history(switches, kHistoryPrompt, 8); });
       }
     }
   }
@@ -145,10 +147,9 @@ class StepBench {
 
   void make_weights() {
     weights_ = random_weights(model_, allocator_, kWeightSeed, stream_);
-    int positions = 0;
-    for (const std::vector<int>* lengths : {&options_.contexts, &options_.prompts}) {
-      for (const int length : *lengths) positions = std::max(positions, length + kWindow);
-    }
+    int positions = kHistoryPrompt + kWindow;
+    for (const StepShape& step : options_.steps) positions = std::max(positions, step.context + kWindow);
+    for (const int length : options_.prompts) positions = std::max(positions, length + kWindow);
     const RopeTable table = make_rope_table(positions, model_.head_dim, model_.rope_theta);
     const std::size_t bytes = table.cosine.size() * sizeof(std::uint16_t);
     rope_.cosine = allocator_.allocate(MemoryCategory::weights, bytes);

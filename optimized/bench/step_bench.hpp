@@ -48,10 +48,14 @@ struct Ceilings {
 //   prefill_attention: the last rows of prompts over BF16 and over encoded history
 inline constexpr std::array<std::string_view, 7> kBenchGroups{"step", "prefill", "linear", "attention", "projections", "encode", "prefill_attention"};
 
+struct StepShape {
+  int context = 0;                 // positions of each request before the step
+  int batch = 0;                   // requests
+};
+
 struct StepBenchOptions {
   std::vector<std::string> what;   // of kBenchGroups
-  std::vector<int> contexts{2048, 8192, 32768};
-  std::vector<int> batches{1, 8};
+  std::vector<StepShape> steps;    // decode steps, and operations of one
   std::vector<std::string> switches{"t0s0q0", "t1s0q0", "t0s1q0", "t0s0q1", "t1s1q0", "t1s1q1"};  // of decode
   std::vector<std::string> prefill_switches{"t0s0q0", "t1s0q0"};
   std::vector<int> prompts{2048, 8192, 16384};

@@ -2,11 +2,17 @@
 // Bench reports: what is written is read again, what is not one is refused by name, and a run that is cut off keeps its rows.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
 
 #include "harness/bench/bench_file.hpp"
 #include "harness/bench/bench_output.hpp"
+#include "harness/bench/bench_tables.hpp"
 #include "harness/io/hdf5.hpp"
 #include "models/error.hpp"
 #include "tests/harness_cli/process.hpp"
@@ -121,6 +127,134 @@ TEST(BenchOutputFile, KeepsEveryRowOfARunThatDoesNotEnd) {
   EXPECT_THROW(BenchOutput({.report = file, .append = true}), FileError);
   test::write_file(folder / "notes.txt", "mine");
   EXPECT_THROW(BenchOutput({.report = (folder / "notes.txt").string()}), FileError);
+}
+
+TEST(BenchSchemaDocument, ListsEveryColumnAsItIsWritten) {
+  const std::string document = test::read_file(std::string(LOOPGAUGE_SOURCE_DIR) + "/reports/BENCH_SCHEMA.md");
+  const std::string version = std::to_string(kBenchMajor) + "." + std::to_string(kBenchMinor);
+  EXPECT_NE(document.find("Schema version " + version), std::string::npos);
+  EXPECT_NE(document.find("| " + version + " |"), std::string::npos) << "the version history lacks the current version";
+  const auto expect_columns = [&]<class Row>(const std::string& heading, const Row&) {
+    const std::size_t section = document.find("\n## " + heading + "\n");
+    ASSERT_NE(section, std::string::npos) << heading;
+    std::string table;
+    for (const Column<Row>& column : columns<Row>()) {
+      table += "| `" + std::string(column.name) + "` | " + (column.units.empty() ? "text" : std::string(column.units)) + " | " + std::string(column.description) + " |\n";
+    }
+    EXPECT_NE(document.substr(section, document.find("\n## ", section + 1) - section).find(table), std::string::npos) << heading << " should hold\n" << table;
+  };
+  expect_columns("/meta", BenchMeta{});
+  visit_bench_tables([&](const char* name, const char*, const char*, auto table) {
+    using Rows = std::remove_cvref_t<decltype(std::declval<BenchReport>().*table)>;
+    expect_columns("/" + std::string(name), typename Rows::value_type{});
+  });
+}
+
+TEST(BenchTables, AttributeAStepToItsParts) {
+  const std::vector<StepAttribution> steps = attribute_steps(test::sample_bench());
+  const auto of = [&](const std::string& setting) { return *std::find_if(steps.begin(), steps.end(), [&](const auto& step) { return step.setting == setting; }); };
+  const StepAttribution dense = of("t0s0q0");
+  EXPECT_DOUBLE_EQ(dense.step_us, 6000);
+  EXPECT_DOUBLE_EQ(dense.projections_us, 3500);
+  EXPECT_DOUBLE_EQ(dense.head_us, 100);
+  EXPECT_DOUBLE_EQ(dense.attention_us, 24 * 80);
+  EXPECT_DOUBLE_EQ(dense.selection_us, 0);
+  EXPECT_DOUBLE_EQ(dense.remainder_us, 6000 - 3500 - 100 - 24 * 80);
+  EXPECT_DOUBLE_EQ(dense.packing_us, 0);
+  const StepAttribution all = of("t1s1q1");
+  EXPECT_DOUBLE_EQ(all.attention_us, 24 * (10 + 15 + 6 + 7));
+  EXPECT_DOUBLE_EQ(all.selection_us, 24 * (5 + 3));
+  EXPECT_DOUBLE_EQ(all.launches_us, 600);
+  EXPECT_DOUBLE_EQ(all.packing_us, 1);
+  EXPECT_TRUE(std::isnan(all.dequantisation_us)) << "t1s1q0 was not measured";
+}
+
+TEST(BenchTables, TellDequantisationFromTheReadersOfBf16) {
+  BenchReport report = test::sample_bench();
+  for (const BenchRow& row : test::sample_bench().rows) {
+    if (row.setting != "t1s1q1" || row.what == "decode step") continue;
+    report.rows.push_back(row);
+    report.rows.back().setting = "t1s1q0";
+    report.rows.back().median_us -= 1;
+  }
+  for (const StepAttribution& step : attribute_steps(report)) {
+    if (step.setting != "t1s1q1") continue;
+    EXPECT_DOUBLE_EQ(step.dequantisation_us, 24 * 4);
+  }
+}
+
+TEST(BenchTables, CompareFeaturesAndPeersWithinOneRun) {
+  const BenchReport report = test::sample_bench();
+  const std::vector<FeatureGains> gains = feature_gains(report);
+  ASSERT_EQ(gains.size(), 1u) << "the second run has one setting only";
+  EXPECT_DOUBLE_EQ(gains[0].dense_us / gains[0].all_us, 1.2);
+  EXPECT_TRUE(std::isnan(gains[0].s_us));
+  const std::vector<PeerComparison> pairs = compare_with_peer(report);
+  ASSERT_EQ(pairs.size(), 1u) << "rows of the run without a peer are not compared";
+  EXPECT_DOUBLE_EQ(pairs[0].dense->median_us / pairs[0].own->median_us, 1.5);
+  EXPECT_EQ(pairs[0].sparse, nullptr);
+}
+
+class BenchReportCommand : public ::testing::Test {
+ protected:
+  void SetUp() override { write_bench(folder_ / "bench.h5", test::sample_bench()); }
+  test::ProcessResult report(std::vector<std::string> arguments) const {
+    arguments.insert(arguments.begin(), {"report", (folder_ / "bench.h5").string()});
+    return test::run_program(arguments);
+  }
+  TemporaryFolder folder_;
+};
+
+TEST_F(BenchReportCommand, ShowsEveryTableOnATerminalAndInMarkdown) {
+  const auto terminal = report({});
+  EXPECT_EQ(terminal.exit_code, 0) << terminal.err;
+  const auto markdown = report({"--markdown"});
+  EXPECT_EQ(markdown.exit_code, 0) << markdown.err;
+  for (const std::string& out : {terminal.out, markdown.out}) {
+    for (const char* part : {"Runs", "Against the peer in the same run", "What each feature is worth", "Where a decode step goes", "Requests from arrival to last token", "Every row",
+                             "Device memory", "Not measured", "1.20x", "1.50x", "broken off", "closed, 8 at once"}) {
+      EXPECT_NE(out.find(part), std::string::npos) << part << " in\n" << out;
+    }
+  }
+}
+
+TEST_F(BenchReportCommand, WritesOnePageWithoutAScript) {
+  const std::string page_file = (folder_ / "bench.html").string();
+  const auto result = report({"--html", page_file});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_NE(result.out.find("wrote " + page_file), std::string::npos);
+  const std::string page = test::read_file(page_file);
+  EXPECT_TRUE(page.starts_with("<!doctype html>"));
+  EXPECT_EQ(page.find("<script"), std::string::npos);
+  EXPECT_EQ(page.find("{{"), std::string::npos);
+  EXPECT_NE(page.find("torch &lt;b&gt;2.11&lt;/b&gt;"), std::string::npos) << "text of a file is never markup";
+  EXPECT_NE(page.find("id=\"attribution\""), std::string::npos);
+}
+
+TEST_F(BenchReportCommand, GivesProgramsEverything) {
+  const auto json = report({"--json"});
+  ASSERT_EQ(json.exit_code, 0) << json.err;
+  const auto parsed = nlohmann::json::parse(json.out);
+  EXPECT_EQ(parsed.at("format"), "loopgauge-bench");
+  EXPECT_EQ(parsed.at("rows").size(), test::sample_bench().rows.size());
+  EXPECT_EQ(parsed.at("end_to_end").at(0).at("failed"), 1);
+  EXPECT_TRUE(parsed.at("end_to_end").at(0).at("transfer_share").is_null());
+  const auto csv = report({"--csv"});
+  ASSERT_EQ(csv.exit_code, 0) << csv.err;
+  EXPECT_TRUE(csv.out.starts_with("run,engine,what,setting,"));
+  EXPECT_NE(csv.out.find("\"decode step, launched\""), std::string::npos);
+}
+
+TEST_F(BenchReportCommand, RefusesWhatABenchHasNot) {
+  EXPECT_EQ(report({"--quality"}).exit_code, 2);
+  EXPECT_EQ(report({"--junit", (folder_ / "bench.xml").string()}).exit_code, 2);
+  const std::string bench = (folder_ / "bench.h5").string();
+  const auto merged = test::run_program({"report", "merge", bench, bench, "-o", (folder_ / "both.h5").string()});
+  EXPECT_EQ(merged.exit_code, 3);
+  EXPECT_NE(merged.err.find("not a loopgauge report"), std::string::npos) << merged.err;
+  const std::string bytes = test::read_file(bench);
+  test::write_file(bench, bytes.substr(0, bytes.size() / 2));
+  EXPECT_EQ(report({}).exit_code, 3);
 }
 
 }  // namespace

@@ -16,7 +16,7 @@ const std::map<std::string, std::vector<std::string>> kFlags{
       "--flush",     "--tail",   "--exit",   "--draft-depth", "--draft-length", "--executor",  "--profile",      "--checkpoint", "--dump",
       "--dump-only", "--config", "--digest", "--mutant",      "--output",       "--min-loops", "--piece-tokens"}},
     {"list", {"--set", "--traces", "--filter", "--shard", "--mode", "--illegal", "--output"}},
-    {"bench", {"--executor", "--switches", "--context", "--repeat", "--seed", "--profile", "--checkpoint", "--output", "ops", "step", "prefill", "e2e"}},
+    {"bench", {"--executor", "--switches", "--context", "--repeat", "--seed", "--profile", "--checkpoint", "--output", "ops", "step", "prefill", "peers", "e2e"}},
     {"explain", {"CASE"}},
     {"report", {"--json", "--csv", "--markdown", "--html", "--junit", "--json-schema", "merge"}},
     {"gate", {"--baseline"}},

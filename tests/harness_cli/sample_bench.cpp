@@ -10,7 +10,7 @@ using harness::BenchRow;
 
 BenchReport sample_bench() {
   BenchReport report;
-  report.meta = {"0.1.0", "abc", "GNU 12.2.0, Release", "a device", "a processor", "ouro-1.4b"};
+  report.meta = {"0.1.0", "abc", "GNU 12.2.0, Release", "a device", "a processor", "ouro-1.4b", 24};
   report.runs = {{"loopgauge bench ops", "2026-11-30T10:00:00Z", "2026-11-30T10:01:00Z", true, 4000, 800, ""},
                  {"loopgauge bench peers", "2026-11-30T10:02:00Z", "2026-11-30T10:03:00Z", false, 4000, 800, "torch <b>2.11</b>, a device"}};
   const auto add = [&](std::int64_t run, const std::string& what, const std::string& setting, double us, double bytes = 0) {
