@@ -78,21 +78,6 @@ void add_prefill_rows_option(CLI::App& command, std::vector<int>& rows) {
       ->capture_default_str();
 }
 
-void add_switches_option(CLI::App& command, std::vector<std::string>& switches) {
-  const CLI::Validator readable(
-      [](const std::string& text) {
-        try {
-          AlgorithmConfig config;
-          apply_switches(config, text);
-        } catch (const Error& error) {
-          return std::string(error.what());
-        }
-        return std::string();
-      },
-      "tXsXqX");
-  command.add_option("--switches", switches, "Switch settings to measure")->delimiter(',')->check(readable)->capture_default_str();
-}
-
 // CONTEXTxBATCH, such as 8192x1.
 optimized::StepShape parse_step_shape(const std::string& text) {
   optimized::StepShape shape;
@@ -111,6 +96,21 @@ optimized::StepShape parse_step_shape(const std::string& text) {
 void require_device() {
   const optimized::DeviceStatus status = optimized::device_status();
   if (!status.available) throw UnsupportedError("this bench measures a CUDA device, and there is none to use: " + status.description);
+}
+
+void add_switches_option(CLI::App& command, std::vector<std::string>& switches) {
+  const CLI::Validator readable(
+      [](const std::string& text) {
+        try {
+          AlgorithmConfig config;
+          apply_switches(config, text);
+        } catch (const Error& error) {
+          return std::string(error.what());
+        }
+        return std::string();
+      },
+      "tXsXqX");
+  command.add_option("--switches", switches, "Switch settings to measure")->delimiter(',')->check(readable)->capture_default_str();
 }
 
 void add_bench_ops_command(CLI::App& bench, int& exit_code) {

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
 
 namespace loopgauge::harness {
 
@@ -11,6 +13,9 @@ void add_bench_ops_command(CLI::App& bench, int& exit_code);
 void add_bench_step_command(CLI::App& bench, int& exit_code);
 void add_bench_prefill_command(CLI::App& bench, int& exit_code);
 void add_bench_peers_command(CLI::App& bench, int& exit_code);
+
+// --switches; words that are no switches are usage errors.
+void add_switches_option(CLI::App& command, std::vector<std::string>& switches);
 
 // Throws UnsupportedError with the reason where there is no device: before a report is begun.
 void require_device();
