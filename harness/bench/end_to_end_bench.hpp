@@ -18,7 +18,7 @@
 
 namespace loopgauge::harness {
 
-// low: requests that seldom meet. high: more than are served at once. failures: some are given up, one does not fit, submissions fail. fit: as many
+// low: a few requests at once. high: more arrive than a server keeps up with. failures: some are given up, one does not fit, submissions fail. fit: as many
 // long prompts at once as fit the memory, then decoding with all of them. pd: prompts on one device, decoding on another, beside both on both.
 inline constexpr const char* kLoadNames[] = {"low", "high", "failures", "fit", "pd"};
 

@@ -59,7 +59,7 @@ void add_bench_end_to_end_command(CLI::App& bench, int& exit_code) {
   EndToEndOptions& e2e = options->bench;
   command
       ->add_option("--load", e2e.loads,
-                   "low (requests seldom meet), high (more than are served at once), failures (some are given up, one does not fit, submissions fail), fit (as "
+                   "low (a few requests at once), high (more than a server keeps up with), failures (some are given up, one does not fit, submissions fail), fit (as "
                    "many prompts of 8192 as a device holds at once), pd (prompts on one device and decoding on another, beside half of the load on each)")
       ->delimiter(',')
       ->check(CLI::IsMember(std::vector<std::string>(std::begin(kLoadNames), std::end(kLoadNames))))

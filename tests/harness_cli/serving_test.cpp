@@ -247,6 +247,26 @@ TEST(ServingScheduler, DecodeRowsAndPromptsTakeTurnsOrShareASubmission) {
   }
 }
 
+TEST(ServingScheduler, HeldDecodingBeginsWhenNoPromptCanRun) {
+  const ServingLoad load = load_of(small_load());
+  const EffectiveConfig config = config_of("t0s0q0");
+  SchedulerOptions options;
+  options.hold_decode = true;
+  ServingScheduler scheduler(load.trace, config, options, equal_bytes(load), 3);  // three at once
+  for (int i = 0; i < 5; ++i) scheduler.arrive(i);
+  std::set<int> decoding;
+  while (decoding.empty()) {
+    for (const Submission& submission : scheduler.next_round()) {
+      for (const WorkItem& item : submission.items) {
+        if (item.kind == RowKind::decode) decoding.insert(item.request);
+      }
+      scheduler.issued(submission);
+    }
+  }
+  EXPECT_EQ(decoding, (std::set<int>{0, 1, 2}));
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(scheduler.prompt_complete(i));
+}
+
 TEST(ServingScheduler, RefusesOptionsThatLetNothingRun) {
   const ServingLoad load = load_of(small_load());
   const EffectiveConfig config = config_of("t0s0q0");
