@@ -154,15 +154,15 @@ BenchTable end_to_end_table(const BenchReport& report) {
                    "Requests from arrival to last token",
                    "TTFT: arrival to first token; TPOT: a token after the first; gap: between two tokens of a request; percentiles over finished requests in milliseconds. Failed requests "
                    "count in no percentile. Waiting: share of the duration in which the host waited for the device; transfer: in which handoffs were under way.",
-                   {"setting", "mode", "load", "note", "cards", "done", "failed", "TTFT p50", "p90", "p99", "TPOT p50", "p90", "p99", "gap p50", "p99", "latency p50", "p90", "p99", "tokens/s",
+                   {"setting", "mode", "load", "cards", "done", "failed", "TTFT p50", "p90", "p99", "TPOT p50", "p90", "p99", "gap p50", "p99", "latency p50", "p90", "p99", "tokens/s",
                     "waiting", "transfer", "peak"},
                    {},
-                   4};
+                   3};
   for (const EndToEndRow& r : report.end_to_end) {
     std::string failed = integer(r.failed);
     if (r.cancelled > 0) failed += ", of these " + integer(r.cancelled) + " given up";
     if (r.refused > 0) failed += ", of these " + integer(r.refused) + " without room";
-    std::vector<std::string> row{r.setting, or_dash(r.mode), r.load, or_dash(r.note), integer(r.device_count), integer(r.finished), failed};
+    std::vector<std::string> row{r.setting, or_dash(r.mode), r.load, integer(r.device_count), integer(r.finished), failed};
     for (const double ms : {r.ttft_ms_p50, r.ttft_ms_p90, r.ttft_ms_p99, r.tpot_ms_p50, r.tpot_ms_p90, r.tpot_ms_p99, r.token_gap_ms_p50, r.token_gap_ms_p99, r.latency_ms_p50,
                             r.latency_ms_p90, r.latency_ms_p99})
       row.push_back(number(ms, 1));
@@ -192,6 +192,14 @@ BenchTable fit_table(const BenchReport& report) {
   return table;
 }
 
+BenchTable request_notes_table(const BenchReport& report) {
+  BenchTable table{"request-notes", "Notes to these requests", "", {"setting", "load", "note"}, {}, 3};
+  for (const EndToEndRow& r : report.end_to_end) {
+    if (!r.note.empty()) table.rows.push_back({r.setting, r.load, r.note});
+  }
+  return table;
+}
+
 BenchTable rows_table(const BenchReport& report) {
   BenchTable table{"rows",
                    "Every row",
@@ -212,23 +220,31 @@ BenchTable rows_table(const BenchReport& report) {
 BenchTable memory_table(const BenchReport& report) {
   BenchTable table{"memory",
                    "Device memory",
-                   "Bytes of the allocator by category: in use after the row, and the most since its setting was set up.",
-                   {"what", "setting", "category", "context", "batch", "steady", "peak"},
+                   "Bytes of the allocator: in use after the row, and the most of every category since its setting was set up; the categories beside it, the largest first.",
+                   {"what", "setting", "most, by category", "context", "batch", "in use", "most"},
                    {},
                    3};
-  std::map<std::pair<std::int64_t, std::string>, std::pair<std::int64_t, std::int64_t>> bytes;
-  std::vector<std::pair<std::int64_t, std::string>> order;
+  struct Sum {
+    std::int64_t steady = 0, peak = 0;
+    std::vector<std::pair<std::int64_t, std::string>> categories;
+  };
+  std::map<std::int64_t, Sum> sums;  // by row
   for (const BenchMemory& part : report.memory) {
-    const std::pair key{part.row, part.category};
-    if (!bytes.contains(key)) order.push_back(key);
-    auto& [steady, peak] = bytes[key];
-    (part.phase == "steady" ? steady : peak) = part.bytes;
+    Sum& sum = sums[part.row];
+    if (part.phase == "steady") {
+      sum.steady += part.bytes;
+    } else {
+      sum.peak += part.bytes;
+      sum.categories.emplace_back(part.bytes, part.category);
+    }
   }
-  for (const auto& key : order) {
-    const BenchRow& row = report.rows[static_cast<std::size_t>(key.first)];
-    const auto& [steady, peak] = bytes[key];
-    table.rows.push_back({is_own(row) ? row.what : row.engine + ": " + row.what, or_dash(row.setting), key.second, integer(row.context), integer(row.batch),
-                          steady > 0 ? byte_count(steady) : "-", peak > 0 ? byte_count(peak) : "-"});
+  for (auto& [index, sum] : sums) {
+    const BenchRow& row = report.rows[static_cast<std::size_t>(index)];
+    std::sort(sum.categories.rbegin(), sum.categories.rend());
+    std::string categories;
+    for (const auto& [bytes, category] : sum.categories) categories += (categories.empty() ? "" : ", ") + category + " " + byte_count(bytes);
+    table.rows.push_back({is_own(row) ? row.what : row.engine + ": " + row.what, or_dash(row.setting), or_dash(categories), integer(row.context), integer(row.batch),
+                          sum.steady > 0 ? byte_count(sum.steady) : "-", sum.peak > 0 ? byte_count(sum.peak) : "-"});
   }
   return table;
 }
@@ -330,7 +346,7 @@ std::vector<PrefillAttribution> attribute_prompts(const BenchReport& report) {
 
 std::vector<BenchTable> bench_tables(const BenchReport& report) {
   std::vector<BenchTable> tables;
-  for (const auto& make : {runs_table, peer_table, features_table, attribution_table, prompts_table, end_to_end_table, fit_table, rows_table, memory_table, left_out_table}) {
+  for (const auto& make : {runs_table, peer_table, features_table, attribution_table, prompts_table, end_to_end_table, request_notes_table, fit_table, rows_table, memory_table, left_out_table}) {
     BenchTable table = make(report);
     if (!table.rows.empty()) tables.push_back(std::move(table));
   }

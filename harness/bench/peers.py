@@ -20,6 +20,7 @@ import math
 import signal
 import statistics
 import sys
+import time
 
 SPARSE_SHARE = 0.10
 EXIT_UNSUPPORTED = 4
@@ -235,6 +236,7 @@ class Compiled:
 
     def __init__(self, seconds, tuned):
         self.left, self.reason, self.tuned = seconds, "" if seconds > 0 else "no time was given to torch.compile", tuned
+        self.ready = set()  # extents (batch, tokens) that are compiled
         torch._dynamo.config.recompile_limit = 64
         # A compiler of its own for each: what one has tuned must not be found by the other.
         options = {"coordinate_descent_tuning": tuned}
@@ -244,34 +246,37 @@ class Compiled:
     def name(self):
         return "compiled and tuned" if self.tuned else "compiled"
 
-    def use(self, model, work):
-        """Runs work() with the compiled functions, which compiles them for its extents. False, and why, where that takes too long or fails."""
-        if self.reason:
-            return False
-        model.between_layers, model.between_loops = self.functions
+    def use(self, model, extents, work):
+        """Makes the model use the compiled functions; work() runs it at these extents, which compiles them. False, and why, where that takes too long or fails."""
+        if extents not in self.ready and not self.reason:
+            model.between_layers, model.between_loops = self.functions
+            self.compile(extents, work)
+        usable = extents in self.ready
+        model.between_layers, model.between_loops = self.functions if usable else (between_layers, between_loops)
+        return usable
 
+    def compile(self, extents, work):
         def interrupt(signum, frame):
             raise CompileTimeout
 
+        deadline = time.monotonic() + self.left
         previous = signal.signal(signal.SIGALRM, interrupt)
-        signal.setitimer(signal.ITIMER_REAL, self.left)
+        # Again and again: what tunes kernels takes an exception for a kernel that does not work, and goes on with the next.
+        signal.setitimer(signal.ITIMER_REAL, self.left, 0.2)
         try:
             work()
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
-            return True
-        except CompileTimeout:
-            self.reason = "torch.compile was given no more time"
+            self.ready.add(extents)
         except Exception as error:  # whatever a compiler may raise: the functions as they are written still run
-            if isinstance(error.__cause__, CompileTimeout) or "CompileTimeout" in repr(error):
-                self.reason = "torch.compile was given no more time"
-            else:
-                self.reason = f"torch.compile failed: {type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
+            if time.monotonic() < deadline:
+                self.reason = f"torch.compile failed: {type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
         finally:
-            self.left, _ = signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, previous)
-        model.between_layers, model.between_loops = between_layers, between_loops
-        return False
+        self.left = deadline - time.monotonic()
+        if self.left <= 0 and not self.reason:
+            self.reason = "torch.compile was given no more time"
 
 
 BACKENDS = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "FlashAttention": SDPBackend.FLASH_ATTENTION, "memory-efficient": SDPBackend.EFFICIENT_ATTENTION}
@@ -314,11 +319,11 @@ class Bench:
         except RuntimeError as error:
             say("left_out", what=name, reason=f"{type(error).__name__}: {str(error).splitlines()[0][:300]}")
 
-    def with_compilers(self, name, work, compilers):
+    def with_compilers(self, name, extents, work, compilers):
         """Calls work(how) with each compiler that has time for the functions, and with them as they are written where none has."""
         ran = False
         for compiler in compilers:
-            if compiler.use(self.model, lambda: work(None)):
+            if compiler.use(self.model, extents, lambda: work(None)):
                 work(compiler.name)
                 ran = True
                 self.model.between_layers, self.model.between_loops = between_layers, between_loops
@@ -348,7 +353,7 @@ class Bench:
 
             compilers = [self.compiled] + ([self.tuned] if batch == 1 else [])  # tuning turns products with one row into kernels of their own
             with sdpa_kernel([BACKENDS[backend], SDPBackend.FLASH_ATTENTION], set_priority=True):
-                self.with_compilers(f"decode step {setting}, context {context}, batch {batch}", work, compilers)
+                self.with_compilers(f"decode step {setting}, context {context}, batch {batch}", (batch, 1), work, compilers)
 
         measure("dense", dense_attention(cache, length), s.step_bytes(context, batch))
         if context < self.options.sparse_from:
@@ -376,7 +381,7 @@ class Bench:
                 self.row("prefill", "dense", f"{how}, {backend}", length, length, timed(prompt, repeats), flops=s.prefill_flops(length))
 
         with sdpa_kernel([BACKENDS[backend], SDPBackend.FLASH_ATTENTION], set_priority=True):
-            self.with_compilers(f"prefill dense, {length} tokens", work, [self.compiled])
+            self.with_compilers(f"prefill dense, {length} tokens", (1, length), work, [self.compiled])
             times = timed(lambda: [attend(loop, layer, q) for loop in range(s.loops) for layer in range(s.layers)], repeats)
         self.row("prefill.attention", "dense", backend, length, length, times, flops=s.attention_flops(length))
 
@@ -424,7 +429,8 @@ def self_check():
     def prompt():
         together[0] = model.forward(tokens, 0, whole, model.rope(0, length + 1), dense_attention(whole, length + 1, causal=True))[:, -1]
 
-    if compiled.use(model, prompt):
+    if compiled.use(model, (1, length + 1), prompt):
+        prompt()
         worst["compiled"] = float((together[0] - expected).float().abs().max() / expected.float().abs().max())
     else:
         say("left_out", what="compiled", reason=compiled.reason)
