@@ -56,7 +56,7 @@ std::string number(double value, int decimals) {
   return buffer;
 }
 std::string microseconds(double value) { return number(value, 1); }
-std::string milliseconds(double us) { return number(us / 1e3, us < 1e5 ? 3 : 1); }
+std::string milliseconds(double us) { return number(us / 1e3, us < 100 ? 4 : us < 1e5 ? 3 : 1); }
 std::string times(double ratio) { return std::isnan(ratio) ? "-" : number(ratio, 2) + "x"; }
 std::string integer(std::int64_t value) { return std::to_string(value); }
 std::string or_dash(const std::string& text) { return text.empty() ? "-" : text; }

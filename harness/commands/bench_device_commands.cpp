@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "harness/commands/bench_device_commands.hpp"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <memory>
@@ -177,6 +178,7 @@ void add_bench_prefill_command(CLI::App& bench, int& exit_code) {
 void add_bench_peers_command(CLI::App& bench, int& exit_code) {
   struct Options {
     PeersOptions peers;
+    std::vector<std::string> what{"step", "prefill"};
     std::vector<std::string> shapes{"2048x1", "8192x1", "32768x1", "2048x8", "8192x8"};
     std::vector<std::string> switches{"t0s0q0", "t0s1q0", "t1s1q1"};
     BenchOutputOptions output;
@@ -184,6 +186,7 @@ void add_bench_peers_command(CLI::App& bench, int& exit_code) {
   CLI::App* command = bench.add_subcommand("peers", "The same steps and prompts in PyTorch on the same GPU, in the same run, beside the own ones");
   const auto options = std::make_shared<Options>();
   command->add_option("--python", options->peers.python, "Python that has PyTorch")->type_name("PROGRAM")->capture_default_str();
+  command->add_option("--what", options->what, "step, prefill")->delimiter(',')->check(CLI::IsMember({"step", "prefill"}))->capture_default_str();
   command->add_option("--shapes", options->shapes, "Decode steps as CONTEXTxBATCH")->delimiter(',')->type_name("CONTEXTxBATCH")->capture_default_str();
   add_prompts_option(*command, options->peers.prompts);
   add_switches_option(*command, options->switches);
@@ -206,11 +209,14 @@ void add_bench_peers_command(CLI::App& bench, int& exit_code) {
   command->callback([options, &exit_code] {
     options->peers.steps.clear();
     for (const std::string& text : options->shapes) options->peers.steps.push_back(parse_step_shape(text));
+    const auto asked = [&](const char* what) { return std::find(options->what.begin(), options->what.end(), what) != options->what.end(); };
+    if (!asked("step")) options->peers.steps.clear();
+    if (!asked("prefill")) options->peers.prompts.clear();
     const std::string peer = find_peer(options->peers);
     BenchOutput output(options->output);
     output.peer(peer);
     optimized::StepBenchOptions own;
-    own.what = {"step", "prefill"};
+    own.what = options->what;
     own.steps = options->peers.steps;
     own.switches = options->switches;
     own.prompts = options->peers.prompts;

@@ -78,6 +78,7 @@ TEST(DeviceBench, RefusesWhatItCannotMeasure) {
            {"step", "--output", "yaml"},
            {"step", "--prompts", "512"},
            {"ops", "--what", "everything"},
+           {"peers", "--what", "linear"},
            {"prefill", "--prefill-rows", "300"},
            {"prefill", "--prompts", "100"},
            {"--context", "512", "step"},
