@@ -31,7 +31,8 @@ BenchMeta meta_of_this_build(const std::string& shape) {
 void require_same(const std::string& path, const BenchMeta& found, const BenchMeta& own) {
   for (const auto& [name, member] : {std::pair{"sources", &BenchMeta::source_revision}, {"device", &BenchMeta::device}, {"shape", &BenchMeta::shape}}) {
     if (found.*member != own.*member)
-      throw FileError(path + ": --append would mix " + std::string(name) + ": the file has " + found.*member + ", this run " + own.*member + "; write to another file");
+      throw FileError(path + ": --append would mix " + std::string(name) + ": the file has " + found.*member + ", this run " + own.*member +
+                      "; write to another file");
   }
 }
 

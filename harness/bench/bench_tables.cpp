@@ -73,8 +73,8 @@ BenchTable runs_table(const BenchReport& report) {
                    {"run", "command", "started", "state", "peer", "read GB/s", "BF16 TFLOP/s"}, {}, 5};
   for (std::size_t i = 0; i < report.runs.size(); ++i) {
     const BenchRun& run = report.runs[i];
-    table.rows.push_back({std::to_string(i), run.command_line, run.started, run.complete ? "complete" : "broken off", or_dash(run.peer), number(run.read_gb_per_s, 0),
-                          number(run.bf16_tflop_per_s, 0)});
+    table.rows.push_back({std::to_string(i), run.command_line, run.started, run.complete ? "complete" : "broken off", or_dash(run.peer),
+                          number(run.read_gb_per_s, 0), number(run.bf16_tflop_per_s, 0)});
   }
   return table;
 }
@@ -82,9 +82,10 @@ BenchTable runs_table(const BenchReport& report) {
 BenchTable peer_table(const BenchReport& report) {
   BenchTable table{"peers",
                    "Against the peer in the same run",
-                   "Medians in milliseconds with least and most, on one GPU in one run. Of the peer's implementations the fastest; gain: its time over the own. Sparse: loops 3 "
-                   "and 4 on the keys that torch.topk finds.",
-                   {"what", "setting", "peer's implementation", "context", "batch", "own ms", "least to most", "peer dense ms", "least to most", "gain", "peer sparse ms", "gain"},
+                   "Medians in milliseconds with least and most, on one GPU in one run. Of the peer's implementations the fastest; gain: its time over the "
+                   "own. Sparse: loops 3 and 4 on the keys that torch.topk finds.",
+                   {"what", "setting", "peer's implementation", "context", "batch", "own ms", "least to most", "peer dense ms", "least to most", "gain",
+                    "peer sparse ms", "gain"},
                    {},
                    3};
   for (const PeerComparison& pair : compare_with_peer(report)) {
@@ -100,8 +101,8 @@ BenchTable peer_table(const BenchReport& report) {
 BenchTable features_table(const BenchReport& report) {
   BenchTable table{"features",
                    "What each feature is worth",
-                   "Median of dense in milliseconds; the others as gain over dense of the same run (above 1 is faster): T token-sparse prefill, S sparse decode attention, Q packed "
-                   "K/V; alone, then one more each. T changes a decode step through the history that it leaves.",
+                   "Median of dense in milliseconds; the others as gain over dense of the same run (above 1 is faster): T token-sparse prefill, S sparse "
+                   "decode attention, Q packed K/V; alone, then one more each. T changes a decode step through the history that it leaves.",
                    {"what", "context", "batch", "dense ms", "T", "S", "Q", "T+S", "T+S+Q"},
                    {},
                    1};
@@ -114,14 +115,15 @@ BenchTable features_table(const BenchReport& report) {
 }
 
 BenchTable attribution_table(const BenchReport& report) {
-  BenchTable table{"attribution",
-                   "Where a decode step goes",
-                   "Microseconds, and share of the captured step. Projections, head, attention and selection are timed alone and add up with the remainder to the step; a negative "
-                   "remainder is what overlaps in the step. Dequantisation is part of attention: packed readers less the BF16 readers of the same setting with q0. Not in the step: what "
-                   "launching it kernel by kernel adds, and packing, a step's share of encoding a group of positions.",
-                   {"setting", "context", "batch", "step", "projections", "head", "attention", "selection", "remainder", "dequantisation", "launches", "packing"},
-                   {},
-                   1};
+  BenchTable table{
+      "attribution",
+      "Where a decode step goes",
+      "Microseconds, and share of the captured step. Projections, head, attention and selection are timed alone and add up with the remainder to the step; "
+      "a negative remainder is what overlaps in the step. Dequantisation is part of attention: packed readers less the BF16 readers of the same setting "
+      "with q0. Not in the step: what launching it kernel by kernel adds, and packing, a step's share of encoding a group of positions.",
+      {"setting", "context", "batch", "step", "projections", "head", "attention", "selection", "remainder", "dequantisation", "launches", "packing"},
+      {},
+      1};
   for (const StepAttribution& a : attribute_steps(report)) {
     if (std::isnan(a.projections_us) && std::isnan(a.attention_us)) continue;  // a step alone says nothing here
     table.part_names = {"projections", "head", "attention", "selection", "remainder"};
@@ -144,27 +146,30 @@ BenchTable prompts_table(const BenchReport& report) {
                    1};
   for (const PrefillAttribution& a : attribute_prompts(report)) {
     const auto part = [&](double us) { return std::isnan(us) ? "-" : milliseconds(us) + " (" + number(100 * us / a.prompt_us, 1) + " %)"; };
-    table.rows.push_back({a.setting, integer(a.context), integer(a.batch), milliseconds(a.prompt_us), part(a.attention_us), part(a.products_us), part(a.remainder_us)});
+    table.rows.push_back(
+        {a.setting, integer(a.context), integer(a.batch), milliseconds(a.prompt_us), part(a.attention_us), part(a.products_us), part(a.remainder_us)});
   }
   return table;
 }
 
 BenchTable end_to_end_table(const BenchReport& report) {
-  BenchTable table{"end-to-end",
-                   "Requests from arrival to last token",
-                   "TTFT: arrival to first token; TPOT: a token after the first; gap: between two tokens of a request; percentiles over finished requests in milliseconds. Failed requests "
-                   "count in no percentile. Waiting: share of the duration in which the host waited for the device; transfer: in which handoffs were under way.",
-                   {"setting", "mode", "load", "cards", "done", "failed", "TTFT p50", "p90", "p99", "TPOT p50", "p90", "p99", "gap p50", "p99", "latency p50", "p90", "p99", "tokens/s",
-                    "waiting", "transfer", "peak"},
-                   {},
-                   3};
+  BenchTable table{
+      "end-to-end",
+      "Requests from arrival to last token",
+      "TTFT: arrival to first token; TPOT: a token after the first; gap: between two tokens of a request; percentiles over finished requests in "
+      "milliseconds. Failed requests count in no percentile. Waiting: share of the duration in which the host waited for the device; transfer: in which "
+      "handoffs were under way.",
+      {"setting", "mode",    "load", "cards",       "done", "failed", "TTFT p50", "p90",     "p99",      "TPOT p50", "p90",
+       "p99",     "gap p50", "p99",  "latency p50", "p90",  "p99",    "tokens/s", "waiting", "transfer", "peak"},
+      {},
+      3};
   for (const EndToEndRow& r : report.end_to_end) {
     std::string failed = integer(r.failed);
     if (r.cancelled > 0) failed += ", of these " + integer(r.cancelled) + " given up";
     if (r.refused > 0) failed += ", of these " + integer(r.refused) + " without room";
     std::vector<std::string> row{r.setting, or_dash(r.mode), r.load, integer(r.device_count), integer(r.finished), failed};
-    for (const double ms : {r.ttft_ms_p50, r.ttft_ms_p90, r.ttft_ms_p99, r.tpot_ms_p50, r.tpot_ms_p90, r.tpot_ms_p99, r.token_gap_ms_p50, r.token_gap_ms_p99, r.latency_ms_p50,
-                            r.latency_ms_p90, r.latency_ms_p99})
+    for (const double ms : {r.ttft_ms_p50, r.ttft_ms_p90, r.ttft_ms_p99, r.tpot_ms_p50, r.tpot_ms_p90, r.tpot_ms_p99, r.token_gap_ms_p50, r.token_gap_ms_p99,
+                            r.latency_ms_p50, r.latency_ms_p90, r.latency_ms_p99})
       row.push_back(number(ms, 1));
     row.push_back(number(r.output_tokens_per_s, 1));
     row.push_back(percent(r.synchronisation_share));
@@ -178,16 +183,17 @@ BenchTable end_to_end_table(const BenchReport& report) {
 BenchTable fit_table(const BenchReport& report) {
   BenchTable table{"fit",
                    "How many requests fit",
-                   "Requests that held memory at once, and how many the memory model predicts; tokens per second while all of them decoded; K/V of a prompt, tables included, against "
-                   "four BF16 planes.",
+                   "Requests that held memory at once, and how many the memory model predicts; tokens per second while all of them decoded; K/V of a "
+                   "prompt, tables included, against four BF16 planes.",
                    {"setting", "load", "prompt", "at once", "predicted", "tokens/s of all", "K/V of a prompt", "BF16 / this"},
                    {},
                    2};
   for (const EndToEndRow& r : report.end_to_end) {
     if (r.predicted_live == 0 && r.kv_bytes_of_a_prompt == 0) continue;
-    table.rows.push_back({r.setting, r.load, r.prompt_tokens > 0 ? integer(r.prompt_tokens) : "-", integer(r.most_live), r.predicted_live > 0 ? integer(r.predicted_live) : "-",
-                          number(r.tokens_per_s_of_all, 1), r.kv_bytes_of_a_prompt > 0 ? byte_count(r.kv_bytes_of_a_prompt) : "-",
-                          r.kv_bytes_of_a_prompt > 0 ? number(static_cast<double>(r.bf16_bytes_of_a_prompt) / static_cast<double>(r.kv_bytes_of_a_prompt), 2) : "-"});
+    table.rows.push_back(
+        {r.setting, r.load, r.prompt_tokens > 0 ? integer(r.prompt_tokens) : "-", integer(r.most_live), r.predicted_live > 0 ? integer(r.predicted_live) : "-",
+         number(r.tokens_per_s_of_all, 1), r.kv_bytes_of_a_prompt > 0 ? byte_count(r.kv_bytes_of_a_prompt) : "-",
+         r.kv_bytes_of_a_prompt > 0 ? number(static_cast<double>(r.bf16_bytes_of_a_prompt) / static_cast<double>(r.kv_bytes_of_a_prompt), 2) : "-"});
   }
   return table;
 }
@@ -201,29 +207,31 @@ BenchTable request_notes_table(const BenchReport& report) {
 }
 
 BenchTable rows_table(const BenchReport& report) {
-  BenchTable table{"rows",
-                   "Every row",
-                   "Microseconds between device events. Spread: most less least, over the median. Share of floor: what the counted bytes or arithmetic need at the ceilings of the run, "
-                   "over the median; 100 % cannot be beaten.",
-                   {"what", "setting", "implementation", "run", "context", "batch", "median", "least", "most", "spread", "GB/s", "TFLOP/s", "floor", "share of floor"},
-                   {},
-                   3};
+  BenchTable table{
+      "rows",
+      "Every row",
+      "Microseconds between device events. Spread: most less least, over the median. Share of floor: what the counted bytes or arithmetic need at the "
+      "ceilings of the run, over the median; 100 % cannot be beaten.",
+      {"what", "setting", "implementation", "run", "context", "batch", "median", "least", "most", "spread", "GB/s", "TFLOP/s", "floor", "share of floor"},
+      {},
+      3};
   for (const BenchRow& r : report.rows) {
-    table.rows.push_back({is_own(r) ? r.what : r.engine + ": " + r.what, or_dash(r.setting), or_dash(r.implementation), integer(r.run), integer(r.context), integer(r.batch),
-                          microseconds(r.median_us), microseconds(r.minimum_us), microseconds(r.maximum_us), percent((r.maximum_us - r.minimum_us) / r.median_us),
-                          r.bytes > 0 ? number(r.bytes / r.median_us / 1e3, 0) : "-", r.flops > 0 ? number(r.flops / r.median_us / 1e6, 1) : "-", microseconds(r.floor_us),
-                          percent(1 / r.ratio_to_floor)});
+    table.rows.push_back({is_own(r) ? r.what : r.engine + ": " + r.what, or_dash(r.setting), or_dash(r.implementation), integer(r.run), integer(r.context),
+                          integer(r.batch), microseconds(r.median_us), microseconds(r.minimum_us), microseconds(r.maximum_us),
+                          percent((r.maximum_us - r.minimum_us) / r.median_us), r.bytes > 0 ? number(r.bytes / r.median_us / 1e3, 0) : "-",
+                          r.flops > 0 ? number(r.flops / r.median_us / 1e6, 1) : "-", microseconds(r.floor_us), percent(1 / r.ratio_to_floor)});
   }
   return table;
 }
 
 BenchTable memory_table(const BenchReport& report) {
-  BenchTable table{"memory",
-                   "Device memory",
-                   "Bytes of the allocator: in use after the row, and the most of every category since its setting was set up; the categories beside it, the largest first.",
-                   {"what", "setting", "most, by category", "context", "batch", "in use", "most"},
-                   {},
-                   3};
+  BenchTable table{
+      "memory",
+      "Device memory",
+      "Bytes of the allocator: in use after the row, and the most of every category since its setting was set up; the categories beside it, the largest first.",
+      {"what", "setting", "most, by category", "context", "batch", "in use", "most"},
+      {},
+      3};
   struct Sum {
     std::int64_t steady = 0, peak = 0;
     std::vector<std::pair<std::int64_t, std::string>> categories;
@@ -243,8 +251,8 @@ BenchTable memory_table(const BenchReport& report) {
     std::sort(sum.categories.rbegin(), sum.categories.rend());
     std::string categories;
     for (const auto& [bytes, category] : sum.categories) categories += (categories.empty() ? "" : ", ") + category + " " + byte_count(bytes);
-    table.rows.push_back({is_own(row) ? row.what : row.engine + ": " + row.what, or_dash(row.setting), or_dash(categories), integer(row.context), integer(row.batch),
-                          sum.steady > 0 ? byte_count(sum.steady) : "-", sum.peak > 0 ? byte_count(sum.peak) : "-"});
+    table.rows.push_back({is_own(row) ? row.what : row.engine + ": " + row.what, or_dash(row.setting), or_dash(categories), integer(row.context),
+                          integer(row.batch), sum.steady > 0 ? byte_count(sum.steady) : "-", sum.peak > 0 ? byte_count(sum.peak) : "-"});
   }
   return table;
 }
@@ -281,7 +289,8 @@ std::vector<FeatureGains> feature_gains(const BenchReport& report) {
   std::vector<int> settings;  // of each
   for (const BenchRow& row : report.rows) {
     if (!is_own(row) || (row.what != kStep && row.what != kPrompt)) continue;
-    auto at = std::find_if(gains.begin(), gains.end(), [&](const FeatureGains& g) { return g.what == row.what && g.run == row.run && g.context == row.context && g.batch == row.batch; });
+    auto at = std::find_if(gains.begin(), gains.end(),
+                           [&](const FeatureGains& g) { return g.what == row.what && g.run == row.run && g.context == row.context && g.batch == row.batch; });
     if (at == gains.end()) {
       gains.push_back({row.what, row.run, row.context, row.batch});
       settings.push_back(0);
@@ -346,7 +355,8 @@ std::vector<PrefillAttribution> attribute_prompts(const BenchReport& report) {
 
 std::vector<BenchTable> bench_tables(const BenchReport& report) {
   std::vector<BenchTable> tables;
-  for (const auto& make : {runs_table, peer_table, features_table, attribution_table, prompts_table, end_to_end_table, request_notes_table, fit_table, rows_table, memory_table, left_out_table}) {
+  for (const auto& make : {runs_table, peer_table, features_table, attribution_table, prompts_table, end_to_end_table, request_notes_table, fit_table,
+                           rows_table, memory_table, left_out_table}) {
     BenchTable table = make(report);
     if (!table.rows.empty()) tables.push_back(std::move(table));
   }

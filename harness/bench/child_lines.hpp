@@ -16,8 +16,10 @@ struct ChildResult {
 
 enum class ChildErrors { shown, kept_back };
 
-// Starts `arguments` (the first is the program, looked for on PATH) with nothing to read and calls line() for every line of its standard output; its standard error
-// appears on this program's, or does not. Ends it, and throws Interrupted, once a signal has arrived; what line() throws ends it too. `seconds`: how long it may run.
-ChildResult run_child(const std::vector<std::string>& arguments, double seconds, const std::function<void(const std::string&)>& line, ChildErrors errors = ChildErrors::shown);
+// Starts `arguments` (the first is the program, looked for on PATH) with nothing to read and calls line() for every line of its standard output; its standard
+// error appears on this program's, or does not. Ends it, and throws Interrupted, once a signal has arrived; what line() throws ends it too. `seconds`: how long
+// it may run.
+ChildResult run_child(const std::vector<std::string>& arguments, double seconds, const std::function<void(const std::string&)>& line,
+                      ChildErrors errors = ChildErrors::shown);
 
 }  // namespace loopgauge::harness

@@ -2,15 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What PyTorch gives at the shape of Ouro-1.4B on this GPU: `loopgauge bench peers` runs this script beside its own rows.
 
-The model is written as a careful user of PyTorch would write it for speed: q/k/v in one weight and gate and up in another, a static K/V cache for each loop and layer, the four
-sandwich norms of a layer, everything between two attentions in one function for torch.compile, the whole decode step as one CUDA graph, and of the backends of
-scaled_dot_product_attention the one that is fastest at each shape. Weights, K/V and prompts are random.
+The model is written as a careful user of PyTorch would write it for speed: q/k/v in one weight and gate and up in another, a static K/V cache for each loop
+and layer, the four sandwich norms of a layer, everything between two attentions in one function for torch.compile, the whole decode step as one CUDA graph, and
+of the backends of scaled_dot_product_attention the one that is fastest at each shape. Weights, K/V and prompts are random.
 
   dense    every loop attends to every position
-  sparse   loop 2 attends to every position and keeps its output, the keys that torch.topk finds (10 %) and their share m of the probability; loops 3 and 4 attend to those keys
-           only and correct loop 2's output: O = O_ref + m (A(q, K_S, V_S) - A(q_ref, K_ref_S, V_ref_S))
+  sparse   loop 2 attends to every position and keeps its output, the keys that torch.topk finds (10 %) and their share m of the probability; loops 3 and 4
+           attend to those keys only and correct loop 2's output: O = O_ref + m (A(q, K_S, V_S) - A(q_ref, K_ref_S, V_ref_S))
 
-Prints one JSON object a line: {"kind": "peer"|"announce"|"row"|"left_out", ...}; times in microseconds between CUDA events, in the order in which they were taken.
+Prints one JSON object a line: {"kind": "peer"|"announce"|"row"|"left_out", ...}; times in microseconds between CUDA events, in the order in which they were
+taken.
 Exit code 0; 2 usage; 4 without PyTorch or without a CUDA device, with one sentence on standard error.
 """
 import argparse
@@ -247,7 +248,7 @@ class Compiled:
         return "compiled and tuned" if self.tuned else "compiled"
 
     def use(self, model, extents, work):
-        """Makes the model use the compiled functions; work() runs it at these extents, which compiles them. False, and why, where that takes too long or fails."""
+        """Makes the model use the compiled functions; work() runs it at these extents, which compiles them. False where that takes too long or fails."""
         if extents not in self.ready and not self.reason:
             model.between_layers, model.between_loops = self.functions
             self.compile(extents, work)

@@ -49,13 +49,14 @@ std::string bar_html(const std::vector<double>& shares) {
 }
 
 std::string section_html(const BenchTable& table) {
-  std::string out = "<section id=\"" + table.id + "\" aria-labelledby=\"" + table.id + "-title\"><h2 id=\"" + table.id + "-title\">" + html_text(table.title) + "</h2>\n";
+  std::string out =
+      "<section id=\"" + table.id + "\" aria-labelledby=\"" + table.id + "-title\"><h2 id=\"" + table.id + "-title\">" + html_text(table.title) + "</h2>\n";
   if (!table.note.empty()) out += "<p class=\"lead\">" + html_text(table.note) + "</p>\n";
   if (!table.part_names.empty()) {
     out += "<ul class=\"legend\">";
     for (std::size_t i = 0; i < table.part_names.size(); ++i) {
-      out += "<li><svg width=\"12\" height=\"12\" aria-hidden=\"true\"><rect class=\"category-" + std::to_string(i + 1) + "\" width=\"12\" height=\"12\"/></svg>" +
-             html_text(table.part_names[i]) + "</li>";
+      out += "<li><svg width=\"12\" height=\"12\" aria-hidden=\"true\"><rect class=\"category-" + std::to_string(i + 1) +
+             "\" width=\"12\" height=\"12\"/></svg>" + html_text(table.part_names[i]) + "</li>";
     }
     out += "</ul>\n";
   }
@@ -79,11 +80,11 @@ std::string section_html(const BenchTable& table) {
 
 std::string bench_line_header(std::string_view table) {
   if (table == "end_to_end") {
-    return formatted("%-28s %-24s %-22s %5s %11s %24s %22s %26s %10s", "setting", "mode", "load", "cards", "done/failed", "TTFT ms p50 p90 p99", "TPOT ms p50 p90 p99",
-                     "latency ms p50 p90 p99", "tokens/s");
+    return formatted("%-28s %-24s %-22s %5s %11s %24s %22s %26s %10s", "setting", "mode", "load", "cards", "done/failed", "TTFT ms p50 p90 p99",
+                     "TPOT ms p50 p90 p99", "latency ms p50 p90 p99", "tokens/s");
   }
-  return formatted("%-28s %-16s %-16s %8s %6s %36s %9s %9s %8s", "what", "setting", "implementation", "context", "batch", "us: median [least, most]", "GB/s", "TFLOP/s",
-                   "of floor");
+  return formatted("%-28s %-16s %-16s %8s %6s %36s %9s %9s %8s", "what", "setting", "implementation", "context", "batch", "us: median [least, most]", "GB/s",
+                   "TFLOP/s", "of floor");
 }
 
 std::string bench_line(const BenchRow& row) {
@@ -92,8 +93,8 @@ std::string bench_line(const BenchRow& row) {
   const std::string rate = row.bytes > 0 ? formatted("%.0f", row.bytes / row.median_us / 1e3) : "-";
   const std::string work = row.flops > 0 ? formatted("%.1f", row.flops / row.median_us / 1e6) : "-";
   return formatted("%-28s %-16s %-16s %8lld %6lld %12.1f [%10.1f, %10.1f] %9s %9s %8s", what.c_str(), row.setting.empty() ? "-" : row.setting.c_str(),
-                   row.implementation.empty() ? "-" : row.implementation.c_str(), static_cast<long long>(row.context), static_cast<long long>(row.batch), row.median_us,
-                   row.minimum_us, row.maximum_us, rate.c_str(), work.c_str(), share.c_str());
+                   row.implementation.empty() ? "-" : row.implementation.c_str(), static_cast<long long>(row.context), static_cast<long long>(row.batch),
+                   row.median_us, row.minimum_us, row.maximum_us, rate.c_str(), work.c_str(), share.c_str());
 }
 
 std::string bench_line(const EndToEndRow& row) {
@@ -108,9 +109,10 @@ std::string bench_line(const EndToEndRow& row) {
                       static_cast<double>(row.bf16_bytes_of_a_prompt) / static_cast<double>(row.kv_bytes_of_a_prompt));
   }
   if (!row.note.empty()) more += "\n    " + row.note;
-  return more.insert(0, formatted("%-28s %-24s %-22s %5lld %11s %24s %22s %26s %10.1f", row.setting.c_str(), row.mode.c_str(), row.load.c_str(), static_cast<long long>(row.device_count),
-                   done.c_str(), times(row.ttft_ms_p50, row.ttft_ms_p90, row.ttft_ms_p99).c_str(), times(row.tpot_ms_p50, row.tpot_ms_p90, row.tpot_ms_p99).c_str(),
-                   times(row.latency_ms_p50, row.latency_ms_p90, row.latency_ms_p99).c_str(), row.output_tokens_per_s));
+  return more.insert(0, formatted("%-28s %-24s %-22s %5lld %11s %24s %22s %26s %10.1f", row.setting.c_str(), row.mode.c_str(), row.load.c_str(),
+                                  static_cast<long long>(row.device_count), done.c_str(), times(row.ttft_ms_p50, row.ttft_ms_p90, row.ttft_ms_p99).c_str(),
+                                  times(row.tpot_ms_p50, row.tpot_ms_p90, row.tpot_ms_p99).c_str(),
+                                  times(row.latency_ms_p50, row.latency_ms_p90, row.latency_ms_p99).c_str(), row.output_tokens_per_s));
 }
 
 std::string bench_csv_header(std::string_view table) { return table == "end_to_end" ? csv_header<EndToEndRow>() : csv_header<BenchRow>(); }
@@ -138,7 +140,8 @@ void render_bench_csv(const BenchReport& report, std::ostream& out) {
 }
 
 void render_bench_terminal(const BenchReport& report, std::ostream& out) {
-  out << "bench at the shape of " << report.meta.shape << ", random weights and K/V\n  device " << report.meta.device << "\n  " << build_text(report.meta) << "\n";
+  out << "bench at the shape of " << report.meta.shape << ", random weights and K/V\n  device " << report.meta.device << "\n  " << build_text(report.meta)
+      << "\n";
   for (const BenchTable& table : bench_tables(report)) {
     out << "\n" << table.title << "\n";
     if (!table.note.empty()) out << "  " << table.note << "\n";
@@ -179,7 +182,8 @@ void render_bench_html(const BenchReport& report, std::ostream& out) {
                              "</span></h1>\n<p class=\"why\">Random weights and K/V; medians of repeated times between device events.</p>\n" +
                              (broken_off ? "<p class=\"notice\"><strong>A run was broken off:</strong> its rows until then are here.</p>\n" : "") +
                              "<dl class=\"facts\"><div><dt>Device</dt><dd>" + html_text(report.meta.device) + "</dd></div><div><dt>Sources</dt><dd>" +
-                             html_text(build_text(report.meta)) + "</dd></div><div><dt>Host</dt><dd>" + html_text(report.meta.cpu) + "</dd></div></dl>\n</header>\n";
+                             html_text(build_text(report.meta)) + "</dd></div><div><dt>Host</dt><dd>" + html_text(report.meta.cpu) +
+                             "</dd></div></dl>\n</header>\n";
   write_page(html_assets::bench_page(),
              {{"policy", "default-src 'none'; style-src " + content_hash(style) + "; base-uri 'none'; form-action 'none'"},
               {"title", "Bench: " + html_text(report.meta.device)},

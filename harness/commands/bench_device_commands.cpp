@@ -86,7 +86,8 @@ optimized::StepShape parse_step_shape(const std::string& text) {
   const auto context = std::from_chars(text.data(), end, shape.context);
   if (context.ec == std::errc() && context.ptr != end && *context.ptr == 'x') {
     const auto batch = std::from_chars(context.ptr + 1, end, shape.batch);
-    const bool in_range = shape.context >= 1 && shape.context <= optimized::ouro_1_4b_shape().max_positions - kGroupSize && shape.batch >= 1 && shape.batch <= kMostRequests;
+    const bool in_range =
+        shape.context >= 1 && shape.context <= optimized::ouro_1_4b_shape().max_positions - kGroupSize && shape.batch >= 1 && shape.batch <= kMostRequests;
     if (batch.ec == std::errc() && batch.ptr == end && in_range) return shape;
   }
   throw ConfigError("--shapes '" + text + "' is not CONTEXTxBATCH such as 8192x1, with a batch of at most " + std::to_string(kMostRequests));
@@ -204,7 +205,8 @@ void add_bench_peers_command(CLI::App& bench, int& exit_code) {
       "  loopgauge bench peers --report peers.h5\n"
       "  loopgauge bench peers --shapes 8192x1,8192x8 --prompts 8192 --python /opt/torch/bin/python3 --report peers.h5\n"
       "  loopgauge report peers.h5                       ends with a table against the peer\n"
-      "harness/bench/peers.py is what runs: dense and top-k sparse, static K/V cache, whole step as a CUDA graph, torch.compile, the fastest attention backend.\n"
+      "harness/bench/peers.py is what runs: dense and top-k sparse, static K/V cache, whole step as a CUDA graph, torch.compile, the fastest attention "
+      "backend.\n"
       "Exit code 4 without a CUDA device or PyTorch, 5 when the script does not come to its end; the rows until then are kept.");
   command->callback([options, &exit_code] {
     options->peers.steps.clear();

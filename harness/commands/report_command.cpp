@@ -59,7 +59,8 @@ bool is_bench(const std::string& file) {
 }
 
 void render_bench(const ReportOptions& options) {
-  if (!options.junit.empty() || options.formats.at("quality")) throw ConfigError(options.file + " is a bench report: it has times and no verdicts, so no --junit and no --quality");
+  if (!options.junit.empty() || options.formats.at("quality"))
+    throw ConfigError(options.file + " is a bench report: it has times and no verdicts, so no --junit and no --quality");
   const BenchReport report = read_bench(options.file);
   if (!options.html.empty()) {
     std::ostringstream text;
@@ -70,7 +71,8 @@ void render_bench(const ReportOptions& options) {
   if (options.formats.at("csv")) render_bench_csv(report, std::cout);
   if (options.formats.at("markdown")) render_bench_markdown(report, std::cout);
   if (options.formats.at("console") || (!format_chosen(options) && options.html.empty())) render_bench_terminal(report, std::cout);
-  if (!options.html.empty() && !format_chosen(options)) std::cout << "wrote " << options.html << "\n" << report.rows.size() + report.end_to_end.size() << " rows\n";
+  if (!options.html.empty() && !format_chosen(options))
+    std::cout << "wrote " << options.html << "\n" << report.rows.size() + report.end_to_end.size() << " rows\n";
 }
 
 void render(const ReportOptions& options) {

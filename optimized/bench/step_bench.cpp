@@ -339,7 +339,8 @@ class StepBench {
       RowBatch& rows = step.batches[static_cast<std::size_t>(loop - 1)];
       rows.decode_rows = batch;
       rows.forced_keys.assign(static_cast<std::size_t>(batch), nullptr);
-      for (int i = 0; i < batch; ++i) rows.rows.push_back(row_source({state.slots[static_cast<std::size_t>(i)], context, loop, state.encoded, sparse ? i : -1}));
+      for (int i = 0; i < batch; ++i)
+        rows.rows.push_back(row_source({state.slots[static_cast<std::size_t>(i)], context, loop, state.encoded, sparse ? i : -1}));
     }
   }
   void issue_head(DecodeStep& step, int batch) {

@@ -139,7 +139,8 @@ TEST(BenchSchemaDocument, ListsEveryColumnAsItIsWritten) {
     ASSERT_NE(section, std::string::npos) << heading;
     std::string table;
     for (const Column<Row>& column : columns<Row>()) {
-      table += "| `" + std::string(column.name) + "` | " + (column.units.empty() ? "text" : std::string(column.units)) + " | " + std::string(column.description) + " |\n";
+      table += "| `" + std::string(column.name) + "` | " + (column.units.empty() ? "text" : std::string(column.units)) + " | " +
+               std::string(column.description) + " |\n";
     }
     EXPECT_NE(document.substr(section, document.find("\n## ", section + 1) - section).find(table), std::string::npos) << heading << " should hold\n" << table;
   };
@@ -152,7 +153,9 @@ TEST(BenchSchemaDocument, ListsEveryColumnAsItIsWritten) {
 
 TEST(BenchTables, AttributeAStepToItsParts) {
   const std::vector<StepAttribution> steps = attribute_steps(test::sample_bench());
-  const auto of = [&](const std::string& setting) { return *std::find_if(steps.begin(), steps.end(), [&](const auto& step) { return step.setting == setting; }); };
+  const auto of = [&](const std::string& setting) {
+    return *std::find_if(steps.begin(), steps.end(), [&](const auto& step) { return step.setting == setting; });
+  };
   const StepAttribution dense = of("t0s0q0");
   EXPECT_DOUBLE_EQ(dense.step_us, 6000);
   EXPECT_DOUBLE_EQ(dense.projections_us, 3500);
@@ -211,8 +214,9 @@ TEST_F(BenchReportCommand, ShowsEveryTableOnATerminalAndInMarkdown) {
   const auto markdown = report({"--markdown"});
   EXPECT_EQ(markdown.exit_code, 0) << markdown.err;
   for (const std::string& out : {terminal.out, markdown.out}) {
-    for (const char* part : {"Runs", "Against the peer in the same run", "What each feature is worth", "Where a decode step goes", "Requests from arrival to last token", "Every row",
-                             "Device memory", "Not measured", "1.20x", "1.50x", "broken off", "closed, 8 at once"}) {
+    for (const char* part :
+         {"Runs", "Against the peer in the same run", "What each feature is worth", "Where a decode step goes", "Requests from arrival to last token",
+          "Every row", "Device memory", "Not measured", "1.20x", "1.50x", "broken off", "closed, 8 at once"}) {
       EXPECT_NE(out.find(part), std::string::npos) << part << " in\n" << out;
     }
   }

@@ -106,8 +106,8 @@ TEST(DeviceBench, WithoutADeviceSaysSoAndWritesNothing) {
 TEST(EndToEndBench, ServesOnTheReferenceAndChecksEveryToken) {
   const test::TemporaryFolder folder;
   const std::string file = (folder / "e2e.h5").string();
-  const auto result = test::run_program({"bench", "e2e", "--executor", "reference", "--load", "high,failures", "--requests", "3", "--switches", "t1s1q1", "--new-tokens", "3",
-                                         "--prompts", "20,30", "--check", "--report", file, "--output", "csv"});
+  const auto result = test::run_program({"bench", "e2e", "--executor", "reference", "--load", "high,failures", "--requests", "3", "--switches", "t1s1q1",
+                                         "--new-tokens", "3", "--prompts", "20,30", "--check", "--report", file, "--output", "csv"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const BenchReport report = read_bench(file);
   EXPECT_EQ(report.meta.shape, "ouro-tiny");

@@ -30,8 +30,9 @@ std::string stand_in(const TemporaryFolder& folder, const std::string& body) {
 
 TEST(Child, GivesItsLinesAndItsLastError) {
   std::vector<std::string> lines;
-  const ChildResult result =
-      run_child({"sh", "-c", "echo one; echo two; printf rest; echo first >&2; echo last >&2; exit 7"}, 10, [&](const std::string& line) { lines.push_back(line); }, ChildErrors::kept_back);
+  const ChildResult result = run_child(
+      {"sh", "-c", "echo one; echo two; printf rest; echo first >&2; echo last >&2; exit 7"}, 10, [&](const std::string& line) { lines.push_back(line); },
+      ChildErrors::kept_back);
   EXPECT_EQ(result.exit_code, 7);
   EXPECT_EQ(result.last_error, "last");
   EXPECT_EQ(lines, (std::vector<std::string>{"one", "two"})) << "a line that was not ended is none";
@@ -58,7 +59,8 @@ TEST(Peers, MissingPartsAreNamedTogether) {
   EXPECT_EQ(no_python.exit_code, 4);
   EXPECT_NE(no_python.err.find("a CUDA device (" + optimized::device_status().description + ")"), std::string::npos) << no_python.err;
   EXPECT_NE(no_python.err.find("'/no/such/python'"), std::string::npos) << no_python.err;
-  const auto no_torch = test::run_program({"bench", "peers", "--python", stand_in(folder, "echo 'peers.py: no PyTorch to compare with' >&2; exit 4\n"), "--report", report});
+  const auto no_torch =
+      test::run_program({"bench", "peers", "--python", stand_in(folder, "echo 'peers.py: no PyTorch to compare with' >&2; exit 4\n"), "--report", report});
   EXPECT_EQ(no_torch.exit_code, 4);
   EXPECT_NE(no_torch.err.find("no PyTorch to compare with"), std::string::npos) << no_torch.err;
   EXPECT_FALSE(std::filesystem::exists(report));
@@ -78,7 +80,8 @@ TEST(Peers, RowsOfTheScriptStandInTheFile) {
   options.python = stand_in(folder, R"(
 echo '{"kind": "peer", "description": "PyTorch 2.11"}'
 echo '{"kind": "announce", "what": "decode"}'
-echo '{"kind": "row", "what": "decode step", "setting": "dense", "implementation": "compiled", "context": 8192, "batch": 1, "samples_us": [3, 1, 2], "bytes": 8000, "flops": 0, "peak_bytes": 77}'
+row='"what": "decode step", "setting": "dense", "implementation": "compiled", "context": 8192, "batch": 1'
+echo "{\"kind\": \"row\", $row, \"samples_us\": [3, 1, 2], \"bytes\": 8000, \"flops\": 0, \"peak_bytes\": 77}"
 echo '{"kind": "left_out", "what": "decode step sparse", "reason": "no time"}'
 echo 'RuntimeError: the card is gone' >&2
 exit 1
@@ -98,15 +101,20 @@ exit 1
 
 TEST(Peers, ALineThatIsNoRowIsAnError) {
   BenchOutput output({.output = "json"});
-  for (const std::string line : {"Traceback (most recent call last):", R"({"kind": "verdict"})", R"({"kind": "row", "what": "decode step"})",
-                                 R"({"kind": "row", "what": "x", "setting": "", "implementation": "", "context": 1, "batch": 1, "samples_us": [], "bytes": 0, "flops": 0, "peak_bytes": 0})"}) {
+  for (
+      const std::string line :
+      {"Traceback (most recent call last):", R"({"kind": "verdict"})", R"({"kind": "row", "what": "decode step"})",
+       R"({"kind": "row", "what": "x", "setting": "", "implementation": "", "context": 1, "batch": 1, "samples_us": []})"}) {
     EXPECT_THROW(take_peer_line(line, output), FileError) << line;
   }
 }
 
 // Dense and sparse attention, cached and whole, compiled and not: the script's own check of its model on the CPU.
 TEST(Peers, TheScriptsModelAgreesWithItself) {
-  if (run_child({"python3", "-c", "import torch"}, 120, [](const std::string&) {}, ChildErrors::kept_back).exit_code != 0) GTEST_SKIP() << "python3 has no PyTorch";
+  if (run_child(
+          {"python3", "-c", "import torch"}, 120, [](const std::string&) {}, ChildErrors::kept_back)
+          .exit_code != 0)
+    GTEST_SKIP() << "python3 has no PyTorch";
   std::string lines;
   const ChildResult result = run_child({"python3", peers_script().string(), "--self-check"}, 300, [&](const std::string& line) { lines += line + "\n"; });
   EXPECT_EQ(result.exit_code, 0) << lines;

@@ -14,7 +14,16 @@ BenchReport sample_bench() {
   report.runs = {{"loopgauge bench ops", "2026-11-30T10:00:00Z", "2026-11-30T10:01:00Z", true, 4000, 800, ""},
                  {"loopgauge bench peers", "2026-11-30T10:02:00Z", "2026-11-30T10:03:00Z", false, 4000, 800, "torch <b>2.11</b>, a device"}};
   const auto add = [&](std::int64_t run, const std::string& what, const std::string& setting, double us, double bytes = 0) {
-    BenchRow row{.run = run, .what = what, .setting = setting, .context = 8192, .batch = 1, .repeats = 3, .median_us = us, .minimum_us = us - 1, .maximum_us = us + 1, .bytes = bytes};
+    BenchRow row{.run = run,
+                 .what = what,
+                 .setting = setting,
+                 .context = 8192,
+                 .batch = 1,
+                 .repeats = 3,
+                 .median_us = us,
+                 .minimum_us = us - 1,
+                 .maximum_us = us + 1,
+                 .bytes = bytes};
     set_floor(row, report.runs[static_cast<std::size_t>(run)]);
     report.rows.push_back(row);
   };
@@ -43,9 +52,26 @@ BenchReport sample_bench() {
   add(1, "decode step", "dense", 9000, 12e9);
   report.rows.back().engine = harness::kTorchEngine;
   report.rows.back().implementation = "cuDNN, CUDA graph";
-  report.end_to_end = {{.run = 0, .setting = "t1s1q1", .mode = "async+graph", .load = "closed, 8 at once", .requests = 9, .finished = 8, .failed = 1, .ttft_ms_p50 = 1, .ttft_ms_p90 = 2,
-                        .ttft_ms_p99 = 3, .tpot_ms_p50 = 4, .tpot_ms_p90 = 5, .tpot_ms_p99 = 6, .latency_ms_p50 = 7, .latency_ms_p90 = 8, .latency_ms_p99 = 9,
-                        .output_tokens_per_s = 123, .requests_per_s = 2, .duration_s = 4, .note = "1 request: no memory"}};
+  report.end_to_end = {{.run = 0,
+                        .setting = "t1s1q1",
+                        .mode = "async+graph",
+                        .load = "closed, 8 at once",
+                        .requests = 9,
+                        .finished = 8,
+                        .failed = 1,
+                        .ttft_ms_p50 = 1,
+                        .ttft_ms_p90 = 2,
+                        .ttft_ms_p99 = 3,
+                        .tpot_ms_p50 = 4,
+                        .tpot_ms_p90 = 5,
+                        .tpot_ms_p99 = 6,
+                        .latency_ms_p50 = 7,
+                        .latency_ms_p90 = 8,
+                        .latency_ms_p99 = 9,
+                        .output_tokens_per_s = 123,
+                        .requests_per_s = 2,
+                        .duration_s = 4,
+                        .note = "1 request: no memory"}};
   report.left_out = {{0, "decode t0s0q0, context 32768, batch 8", "device memory <full>"}};
   return report;
 }
