@@ -82,7 +82,8 @@ inline constexpr OpSpec kAttentionDense{
     .ties = "none",
     .determinism = Determinism::batch_invariant,
     .reference_source = "reference/ops/attention.cpp",
-    .optimized_sources = {"optimized/ops/attention_decode.cu", "optimized/ops/attention_prefill.cu", "optimized/ops/attention_prefill_wgmma.cu"},
+    .optimized_sources = {"optimized/ops/attention_decode.cu", "optimized/ops/attention_prefill.cu", "optimized/ops/attention_prefill_wgmma.cu",
+                          "optimized/ops/attention_prefill_encoded.cu"},
     .equivalence_tests = {"tests/equivalence/attention_decode_test.cpp", "tests/equivalence/attention_prefill_test.cpp"},
 };
 

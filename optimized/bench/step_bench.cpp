@@ -80,7 +80,10 @@ class StepBench {
     }
     if (asked("prefill_attention")) {
       for (const std::string& switches : {std::string("t0s0q0"), std::string("t0s0q1")}) {
-        attempt("prefill attention " + switches, [&] { measure_prefill_history(switches, kHistoryPrompt, 8); });
+        attempt("prefill attention " + switches, [&] {
+          measure_prefill_history(switches, kHistoryPrompt, 8, kGroupSize);
+          measure_prefill_history(switches, kHistoryPrompt, 1, kWindow);
+        });
       }
     }
   }
@@ -624,26 +627,25 @@ class StepBench {
     });
   }
 
-  // Attention of the last kGroupSize rows of several prompts over encoded history, beside the same rows over BF16, layers in turn.
-  void measure_prefill_history(const std::string& switches, int length, int requests) {
-    announce("prefill attention " + switches + ", " + std::to_string(requests) + " x the last " + std::to_string(kGroupSize) + " rows");
+  // Attention of the last rows of prompts whose history is encoded but for the last kGroupSize positions, beside the same rows over BF16, layers in turn.
+  void measure_prefill_history(const std::string& switches, int length, int requests, int last_rows) {
+    announce("prefill attention " + switches + ", " + std::to_string(requests) + " x the last " + std::to_string(last_rows) + " rows");
     State state;
     apply_switches(state.config, switches);
     fill_cache(state, length, requests);
-    const int rows = requests * kGroupSize, width = model_.projection_width();
+    const int rows = requests * last_rows, width = model_.projection_width();
     const DeviceBuffer q = random(static_cast<std::size_t>(rows) * width, 1.0f);
     DeviceBuffer output = random(static_cast<std::size_t>(rows) * width, 1.0f);
     GrowableBuffer position_table(allocator_, MemoryCategory::workspace), tile_table(allocator_, MemoryCategory::workspace);
     std::vector<std::int32_t> positions;
     double flops = 0;
     for (int i = 0; i < rows; ++i) {
-      positions.push_back(length - kGroupSize + i % kGroupSize);
+      positions.push_back(length - last_rows + i % last_rows);
       flops += 4.0 * width * (positions.back() + 1);
     }
     for (const int loop : {1, 2, 4}) {
       std::vector<PrefillSegment> segments;
-      for (int i = 0; i < requests; ++i)
-        segments.push_back({state.slots[static_cast<std::size_t>(i)], loop, state.encoded, i * kGroupSize, kGroupSize});
+      for (int i = 0; i < requests; ++i) segments.push_back({state.slots[static_cast<std::size_t>(i)], loop, state.encoded, i * last_rows, last_rows});
       const std::vector<PrefillTile> tiles = make_prefill_tiles(segments, model_.heads);
       AttentionPrefillArguments arguments;
       arguments.kv = state.kv->view();

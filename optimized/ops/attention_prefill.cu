@@ -6,6 +6,7 @@
 
 #include "models/error.hpp"
 #include "optimized/kv/reconstruct.cuh"
+#include "optimized/ops/attention_prefill_encoded.cuh"
 #include "optimized/ops/attention_prefill_wgmma.cuh"
 #include "optimized/ops/shared_memory.cuh"
 #include "optimized/ops/tensor_core.cuh"
@@ -174,7 +175,7 @@ __device__ __forceinline__ void multiply_values(float (&output)[kHeadDim / 8][4]
 
 // grid (heads, tiles, kParts), kThreads threads.
 template <int kHeadDim, bool kEncodedHistory>
-__global__ void __launch_bounds__(kThreads) attention_prefill_kernel(AttentionPrefillArguments arguments, bool encoded_tiles_only) {
+__global__ void __launch_bounds__(kThreads) attention_prefill_kernel(AttentionPrefillArguments arguments) {
   // Two stages of K and V without encoded history, so that copies run ahead; one stage of K, V and their low parts with it.
   extern __shared__ __align__(16) __nv_bfloat16 tiles[];
   constexpr int kStages = kEncodedHistory ? 1 : 2;
@@ -184,7 +185,6 @@ __global__ void __launch_bounds__(kThreads) attention_prefill_kernel(AttentionPr
   __shared__ std::int32_t last_position, first_position;
 
   PrefillTile tile = arguments.tiles[arguments.tile_count - 1 - blockIdx.y];  // longest histories start first
-  if (encoded_tiles_only && tile.encoded_frontier == 0) return;
   tile.row_begin += static_cast<int>(blockIdx.z) * kPartRows;
   tile.row_count = min(tile.row_count - static_cast<int>(blockIdx.z) * kPartRows, kPartRows);
   if (tile.row_count <= 0) return;
@@ -333,13 +333,13 @@ __global__ void __launch_bounds__(kThreads) attention_prefill_kernel(AttentionPr
 }
 
 template <int kHeadDim, bool kEncodedHistory>
-void launch(const AttentionPrefillArguments& arguments, bool encoded_tiles_only, cudaStream_t stream) {
+void launch(const AttentionPrefillArguments& arguments, cudaStream_t stream) {
   constexpr int kSharedBytes = 4 * kTileElements<kHeadDim> * static_cast<int>(sizeof(__nv_bfloat16));
   const auto kernel = attention_prefill_kernel<kHeadDim, kEncodedHistory>;
   if constexpr (kSharedBytes > 40 * 1024) {
     LOOPGAUGE_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
   }
-  kernel<<<dim3(arguments.kv.shape.heads, arguments.tile_count, kParts), kThreads, kSharedBytes, stream>>>(arguments, encoded_tiles_only);
+  kernel<<<dim3(arguments.kv.shape.heads, arguments.tile_count, kParts), kThreads, kSharedBytes, stream>>>(arguments);
   LOOPGAUGE_CUDA_CHECK_LAUNCH("attention_prefill");
 }
 
@@ -376,14 +376,14 @@ void attention_prefill(const AttentionPrefillArguments& arguments, cudaStream_t 
     throw InternalError("attention_prefill: " + std::to_string(arguments.tile_count) + " tiles in one launch, at most 65535");
   }
   if (arguments.tile_count == 0) return;
-  // A tile's path follows from its own frontier, so that its bits do not depend on what else is in the launch.
-  const bool warpgroups = attention_prefill_wgmma_available();
-  if (warpgroups) attention_prefill_wgmma(arguments, stream);
-  if (warpgroups && !arguments.encoded_history) return;
-  if (shape.head_dim == 128) {
-    arguments.encoded_history ? launch<128, true>(arguments, warpgroups, stream) : launch<128, false>(arguments, warpgroups, stream);
+  if (attention_prefill_wgmma_available()) {
+    // A tile's kernel follows from its own frontier, so that its bits do not depend on what else is in the launch.
+    attention_prefill_wgmma(arguments, stream);
+    if (arguments.encoded_history) attention_prefill_encoded(arguments, stream);
+  } else if (shape.head_dim == 128) {
+    arguments.encoded_history ? launch<128, true>(arguments, stream) : launch<128, false>(arguments, stream);
   } else {
-    arguments.encoded_history ? launch<64, true>(arguments, warpgroups, stream) : launch<64, false>(arguments, warpgroups, stream);
+    arguments.encoded_history ? launch<64, true>(arguments, stream) : launch<64, false>(arguments, stream);
   }
 }
 

@@ -38,8 +38,8 @@ struct AttentionPrefillArguments {
   const std::int32_t* positions = nullptr;  // [rows] absolute position of each row; negative: padding, its output is not written
   const PrefillTile* tiles = nullptr;       // [tile_count]
   int tile_count = 0;
-  bool encoded_history = true;      // false promises that every tile has encoded_frontier 0: no packed reader, copies run one page ahead
-  __nv_bfloat16* output = nullptr;  // [rows, heads * head_dim]
+  bool encoded_history = true;              // false promises that every tile has encoded_frontier 0
+  __nv_bfloat16* output = nullptr;          // [rows, heads * head_dim]
   Fault fault = Fault::none;
 };
 
@@ -50,8 +50,8 @@ struct AttentionPrefillArguments {
 // Numerics: products of BF16 exact, FP32 accumulation on tensor cores; online FP32 softmax; probabilities enter PV as BF16 high + low
 //   parts (relative error 2^-17), reconstructed K/V likewise; division in FP32, one rounding to BF16.
 // Determinism: key blocks of 64 absolute positions ascending; a row's bits depend on nothing but the row and its request's K/V.
-// Paths: tiles without encoded history run in attention_prefill_wgmma where the device has its instructions (compute capability 9.0); all
-//   others, and every tile on another device, run here. Which path a tile takes depends on nothing else in the launch.
+// Paths: where the device has warpgroup products (compute capability 9.0), tiles without encoded history run in attention_prefill_wgmma and
+//   those with it in attention_prefill_encoded: a tile's own frontier decides. On another device every tile runs here.
 // Launch: (heads, tiles, 2) CTAs of 128 threads for 64 rows of a tile, a warp owns 16 rows; four blocks of 64 x (head_dim + 8) BF16 in
 //   shared memory: K and V twice, or K and V with their low parts.
 // Traffic: per tile and head, K and V of every position up to the tile's last one, once.

@@ -162,6 +162,20 @@ TEST(AttentionPrefillDevice, EncodedHistoryMatchesTheReference) {
   }
 }
 
+// Rows that exit anywhere, in one block: the rows of a page in a late stream then belong to two groups of K.
+TEST(AttentionPrefillDevice, StreamsWithoutSomeRowsMatchTheReference) {
+  LOOPGAUGE_REQUIRE_DEVICE();
+  for (const int head_dim : {64, 128}) {
+    History history({.heads = 2, .head_dim = head_dim, .positions = 500, .prompt = 0, .seed = 5, .fragmented = true});
+    history.encode({{0, 384}});
+    ErrorCheck check;
+    for (int loop = 1; loop <= kLoops; ++loop) {
+      compare(history, make_rows(history, loop, 384, active_rows(history, loop, 384, 500), 29), 0, check);
+    }
+    check.expect_within("attention_prefill, rows that exit anywhere, head_dim " + std::to_string(head_dim), 1.0);
+  }
+}
+
 TEST(AttentionPrefillDevice, BitsDoNotDependOnTilesOrPlace) {
   LOOPGAUGE_REQUIRE_DEVICE();
   for (const int frontier : {0, 256}) {
@@ -220,6 +234,33 @@ TEST(AttentionPrefillDevice, AnyRowsHaveTheBitsOfTheWholePrompt) {
   }
 }
 
+// The same beside encoded history: the pages at and beyond the frontier are BF16, from one to all of what the rows may read.
+TEST(AttentionPrefillDevice, AnyRowsOverEncodedHistoryHaveTheBitsOfAllRows) {
+  LOOPGAUGE_REQUIRE_DEVICE();
+  for (const int head_dim : {64, 128}) {
+    constexpr int kPositions = 450;
+    History history({.heads = 2, .head_dim = head_dim, .positions = kPositions, .prompt = kPositions, .seed = 13, .keep_planes = true});
+    history.encode({{0, 64}, {64, 320}});
+    for (const int frontier : {64, 320}) {
+      for (const int loop : {1, 4}) {
+        const Rows all = make_rows(history, loop, frontier, range(frontier, kPositions), 30);
+        const auto whole = run(history, 1, all);
+        EXPECT_EQ(run(history, 1, all, Fault::none, history.model().heads), whole);
+        const auto width = static_cast<std::size_t>(history.model().projection_width());
+        for (const int count : {1, 63, 64, 65, 127, 128, 129}) {
+          for (const int begin : {frontier, frontier + 1, kPositions - count}) {
+            if (begin < frontier || begin + count > kPositions) continue;
+            const auto output = run(history, 1, make_rows(history, loop, frontier, range(begin, begin + count), 30));
+            const auto expected = whole.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(begin - frontier) * width);
+            ASSERT_TRUE(std::equal(output.begin(), output.end(), expected))
+                << "head_dim " << head_dim << ", loop " << loop << ", encoded below " << frontier << ", " << count << " rows from " << begin;
+          }
+        }
+      }
+    }
+  }
+}
+
 // Windows of one request side by side, some with encoded history: a tile's path must not follow from its neighbours.
 TEST(AttentionPrefillDevice, WindowsInOneLaunchHaveTheBitsOfEachAlone) {
   LOOPGAUGE_REQUIRE_DEVICE();
@@ -270,6 +311,8 @@ TEST(AttentionPrefillDevice, UnwrittenRowsOfTheLastPageAreNotRead) {
   LOOPGAUGE_REQUIRE_DEVICE();
   History history({.positions = 70, .dense = true});  // rows 70..127 of page 1 hold NaN
   for (const std::uint16_t value : run(history, 0, make_rows(history, 3, 0, range(0, 70), 25))) ASSERT_LT(value & 0x7FFF, 0x7F80);
+  history.encode({{0, 64}});
+  for (const std::uint16_t value : run(history, 0, make_rows(history, 3, 64, range(64, 70), 25))) ASSERT_LT(value & 0x7FFF, 0x7F80);
 }
 
 TEST(AttentionPrefillDevice, PlantedFaultShows) {
@@ -277,6 +320,9 @@ TEST(AttentionPrefillDevice, PlantedFaultShows) {
   History history({.positions = 130, .dense = true});
   const Rows rows = make_rows(history, 3, 0, range(0, 130), 26);
   EXPECT_NE(run(history, 0, rows, Fault::loop_off_by_one), run(history, 0, rows));
+  history.encode({{0, 128}});
+  const Rows last_rows = make_rows(history, 3, 128, range(128, 130), 26);
+  EXPECT_NE(run(history, 0, last_rows, Fault::loop_off_by_one), run(history, 0, last_rows));
 }
 
 }  // namespace
