@@ -17,7 +17,7 @@ std::string_view to_string(RowKind kind);
 
 // Rows of one request that advance together through loops loop_first..loop_last (1-based, inclusive).
 //   prefill: logical prompt positions [begin, end); at loops 3 and 4 only the active ones do work. Completing the last position of a
-//            window at loop r completes (window, r). The range may span windows; they are then processed in ascending order.
+//            window at loop r completes (window, r). The range may span windows; results are those of processing them in ascending order.
 //   decode:  exactly one position >= P. The row stops early where the exit rule says so.
 // The others speculate. Where they start depends on what was accepted, so they name no position: begin and end count from the request's
 // pending position p0 = P + committed decode rows, as it is when the round begins (S-SPEC-6, S-PIPE-3).

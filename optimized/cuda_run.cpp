@@ -208,37 +208,65 @@ void CudaRun::run_items(const std::vector<WorkItem>& items) {
       }
       return;
     }
-    for (int window = item.begin / config_.window(); window * config_.window() < item.end; ++window) {
-      const PositionRange range = window_range(window, s.prompt_length, config_.window());
-      for (int loop = item.loop_first; loop <= item.loop_last; ++loop) {
+    for (int window = item.begin / config_.window(); window * config_.window() < item.end;) {
+      int end = window;
+      for (int loop = item.loop_first, rows = 0; loop <= item.loop_last; ++loop) {
         std::vector<Part> parts;
-        if (auto part = prefill_part(s, window, {std::max(range.begin, item.begin), std::min(range.end, item.end)}, loop))
-          parts.push_back(*part);
+        if (loop == item.loop_first) {
+          end = join_windows(item, window, loop, rows, parts);
+        } else {
+          for (int w = window; w < end; ++w) add_window(item, w, loop, parts);
+        }
         run_step(parts);
       }
+      window = end;
     }
     return;
   }
-  // Every item advances by one loop. Windows of one item follow each other, so step k holds the k-th window of every item.
-  for (int k = 0, more = 1; more != 0; ++k) {
-    more = 0;
+  // Every item advances by one loop. Windows of one item that do not join follow each other: a step holds the next ones of every item.
+  std::vector<int> next;
+  for (const WorkItem& item : items) next.push_back(item.begin / config_.window());
+  for (bool first = true, more = true; more; first = false) {
+    more = false;
     std::vector<Part> parts;
-    for (const WorkItem& item : items) {
-      RequestState& s = requests_.at(static_cast<std::size_t>(item.request));
+    int rows = 0;
+    for (std::size_t i = 0; i < items.size(); ++i) {
+      const WorkItem& item = items[i];
       if (item.kind == RowKind::decode) {
-        if (k > 0) continue;
-        if (auto part = decode_part(s, item.begin, item.loop_first)) parts.push_back(*part);
+        if (!first) continue;
+        if (auto part = decode_part(requests_.at(static_cast<std::size_t>(item.request)), item.begin, item.loop_first)) parts.push_back(*part);
         continue;
       }
-      const int window = item.begin / config_.window() + k;
-      if (window * config_.window() >= item.end) continue;
-      const PositionRange range = window_range(window, s.prompt_length, config_.window());
-      const PositionRange piece{std::max(range.begin, item.begin), std::min(range.end, item.end)};
-      if (auto part = prefill_part(s, window, piece, item.loop_first)) parts.push_back(*part);
-      more = 1;
+      if (next[i] * config_.window() >= item.end) continue;
+      next[i] = join_windows(item, next[i], item.loop_first, rows, parts);
+      more = true;
     }
     run_step(parts);
   }
+}
+
+void CudaRun::add_window(const WorkItem& item, int window, int loop, std::vector<Part>& parts) {
+  RequestState& s = requests_.at(static_cast<std::size_t>(item.request));
+  const PositionRange range = window_range(window, s.prompt_length, config_.window());
+  if (auto part = prefill_part(s, window, {std::max(range.begin, item.begin), std::min(range.end, item.end)}, loop)) parts.push_back(*part);
+}
+
+// The item's next windows from `window` on that go through `loop` in one step, and where they end: one, and as many more as the step has room for,
+// of whose rows `rows` counts. Rows of a step write K and V before any of them reads (S-KVA-1) and a selection reads its own window's scores only, so that
+// a later window sees what it would see after the earlier ones; but under `streaming` it sees them encoded.
+int CudaRun::join_windows(const WorkItem& item, int window, int loop, int& rows, std::vector<Part>& parts) {
+  constexpr int kMostRows = 2048;
+  const RequestState& s = requests_.at(static_cast<std::size_t>(item.request));
+  const bool joins = !config_.q().enabled || config_.q().policy != EncodingPolicy::streaming;
+  const int first = window;
+  while (window * config_.window() < item.end) {
+    const int more = window_rows(s, window, loop);
+    if (window > first && (!joins || rows + more > kMostRows)) break;
+    add_window(item, window, loop, parts);
+    rows += more;
+    ++window;
+  }
+  return window;
 }
 
 RunRecord CudaRun::finish() {

@@ -162,6 +162,8 @@ class CudaRun {
 
   void require_stage(const std::vector<WorkItem>& items) const;
   void run_items(const std::vector<WorkItem>& items);
+  void add_window(const WorkItem& item, int window, int loop, std::vector<Part>& parts);
+  int join_windows(const WorkItem& item, int window, int loop, int& rows, std::vector<Part>& parts);
 
   // Batches: cuda_run_batch.
   std::optional<Part> prefill_part(RequestState& s, int window, PositionRange piece, int loop);

@@ -157,7 +157,13 @@ void CudaRun::add_rows(RowBatch& batch, const Part& part) {
     batch.rows.push_back(row);
   }
   if (part.loop <= 2 || !config_.selects_tokens()) kv_.note_active(s.slot, part.loop, part.piece);
-  batch.segments.push_back({s.slot, part.loop, row.encoded_frontier, part.first_row, part.rows});
+  // Rows of successive windows are rows in ascending order: one segment, so that tiles of attention are full where windows have few rows.
+  PrefillSegment* before = batch.segments.empty() ? nullptr : &batch.segments.back();
+  if (before != nullptr && before->request == s.slot && before->loop == part.loop && before->encoded_frontier == row.encoded_frontier) {
+    before->row_count += part.rows;
+  } else {
+    batch.segments.push_back({s.slot, part.loop, row.encoded_frontier, part.first_row, part.rows});
+  }
   batch.take_scores |= config_.selects_tokens() && (part.loop == 2 || part.loop == 3);
 }
 

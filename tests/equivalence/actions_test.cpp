@@ -234,7 +234,7 @@ TEST_F(ActionsTest, AFailedSubmissionLosesNothingOfAnybody) {
   for (const Setting& setting : settings) {
     const EffectiveConfig config = config_of(setting);
     const RunRecord serial = run(*executor_, trace, config);
-    for (const char* mode : {"mixed", "wcpb"}) {
+    for (const char* mode : {"mixed", "wcpb", "wcpb.c2"}) {
       const std::size_t submissions = plan_of(mode, trace, config).submissions.size();
       for (std::size_t i = 0; i < submissions; ++i) {
         for (const PlannedFailure kind : {PlannedFailure::allocation, PlannedFailure::launch}) {

@@ -52,6 +52,31 @@ TEST_F(ExecutionModesTest, RegroupedPlansHaveTheBitsOfTheSerialRun) {
   }
 }
 
+// Windows of one item that go through a loop together, up to 2048 rows in a step, and under `streaming` one after the other; whether the item has one
+// loop, beside items at other loops, or all of them.
+TEST_F(ExecutionModesTest, WindowsOfOneItemHaveTheBitsOfTheSerialRun) {
+  Checkpoint checkpoint = tiny();
+  checkpoint.config.max_positions = 4096;
+  const auto executor = optimized::make_cuda_executor(checkpoint, {.poison = true});
+  const Trace trace = long_prompt(2331, checkpoint.config.vocab);
+  for (const Setting& setting : kSettings) {
+    const EffectiveConfig config = config_of(setting);
+    const Plan serial_plan = harness::make_plan(harness::parse_mode("serial"), trace, config);
+    const RunRecord serial = replay(*executor, serial_plan, trace, config, {.record = RecordGroups::all()});
+    for (const char* mode : {"wcpb.c3", "wcpb.c40+async"}) {
+      expect_same_run(serial, run(*executor, trace, config, {.record = RecordGroups::all()}, mode), config.window(), std::string(mode) + ", " + text(setting));
+    }
+    Plan whole = serial_plan;
+    while (whole.submissions.size() > 1 && whole.submissions[1].items.front().kind == RowKind::prefill) {
+      whole.submissions.front().items.front().end = whole.submissions[1].items.front().end;
+      whole.submissions.erase(whole.submissions.begin() + 1);
+    }
+    EXPECT_EQ(plan_fault(whole, trace, config), "");
+    EXPECT_EQ(whole.submissions.front().items.front().end, trace.requests.front().prompt_length());
+    expect_same_run(serial, replay(*executor, whole, trace, config, {.record = RecordGroups::all()}), config.window(), "one item, " + text(setting));
+  }
+}
+
 // One layer with the extents from which projections go through the library (LinearImplementation::automatic).
 Checkpoint wide_checkpoint() {
   constexpr int kWide = 2048;
@@ -105,7 +130,7 @@ TEST_F(ExecutionModesTest, AWideModelKeepsItsBitsWithEveryProduct) {
       algorithm.window = setting.window;
       const EffectiveConfig config = EffectiveConfig::resolve(algorithm, checkpoint.config);
       const RunRecord serial = run(*executor, trace, config);
-      for (const char* mode : {"mixed.b40", "split.p23", "wcpb", "mixed.b64+graph"}) {
+      for (const char* mode : {"mixed.b40", "split.p23", "wcpb", "wcpb.c2", "mixed.b64+graph"}) {
         expect_same_run(serial, run(*executor, trace, config, {.record = RecordGroups::all()}, mode), config.window(),
                         std::string(mode) + ", " + text(setting) + ", product " + std::to_string(static_cast<int>(linear)));
       }
