@@ -11,8 +11,8 @@
 namespace loopgauge::optimized {
 
 void ForwardPass::attention(const RowBatch& batch, int layer, KvCache& kv, const ReferenceStore* references, std::uint64_t* numeric_fault,
-                            RowObserver* observer) {
-  if (batch.decode_rows > 0) decode_attention(batch, layer, kv, references, numeric_fault, observer);
+                            RowObserver* observer, bool behind_projections) {
+  if (batch.decode_rows > 0) decode_attention(batch, layer, kv, references, numeric_fault, observer, behind_projections);
   if (tile_count_ > 0) {
     AttentionPrefillArguments arguments;
     arguments.kv = kv.view();
@@ -30,7 +30,7 @@ void ForwardPass::attention(const RowBatch& batch, int layer, KvCache& kv, const
 }
 
 void ForwardPass::decode_attention(const RowBatch& batch, int layer, KvCache& kv, const ReferenceStore* references, std::uint64_t* numeric_fault,
-                                   RowObserver* observer) {
+                                   RowObserver* observer, bool behind_projections) {
   const cudaStream_t stream = context_.stream;
   const int rows = batch.decode_rows;
   const std::int64_t q_stride = 3 * static_cast<std::int64_t>(width_);
@@ -54,6 +54,10 @@ void ForwardPass::decode_attention(const RowBatch& batch, int layer, KvCache& kv
     arguments.workspace = attention_workspace_.reserve<std::byte>(attention_decode_workspace_bytes(shape_, rows));
     arguments.arrivals = attention_arrivals_.as<std::uint32_t>();
     arguments.fault = context_.fault;
+    if (behind_projections) {
+      arguments.written_rows = rows_.as<QueryRow>();
+      arguments.written_count = rows;
+    }
     attention_decode(arguments, stream);
   }
 
