@@ -362,7 +362,8 @@ void add_sweep_command(CLI::App& app, int& exit_code) {
   CLI::Option* mutant =
       command
           ->add_option("--mutant", options->mutant,
-                       "Plant a known fault in the reference, or with --executor optimized in the optimized runtime; the sweep must fail")
+                       "Plant a known fault in the reference, or with --executor optimized in the optimized runtime; a sweep that finds it fails (exit 1), one that "
+                       "does not exits with 5")
           ->type_name("NAME");
   command
       ->add_flag("--list-mutants", options->list_mutants,
@@ -382,7 +383,8 @@ void add_sweep_command(CLI::App& app, int& exit_code) {
       "  loopgauge sweep --set smoke --mutant early_flush\n"
       "  loopgauge sweep --set smoke --mutant stale_reference_slot --executor optimized\n"
       "Exit codes: 0 passed; 1 a case failed; 4 no device for --executor optimized; 5 a requested case was not run; 6 a case could not\n"
-      "be judged.");
+      "be judged. With --mutant: 1 the fault was found; 5 it was not, because it changed nothing in the cases chosen or no check noticed it;\n"
+      "6 a check fails without the fault too.");
   command->callback([options, command, &exit_code] {
     exit_code = 0;
     if (!options->config.empty()) apply_config(*command, options->config);

@@ -71,6 +71,36 @@ std::pair<std::int64_t, std::int64_t> position_bin(std::int64_t position) {
 
 }  // namespace
 
+namespace {
+
+// Rows of a planted fault that nothing found: those that it left as they are, and those that it changed unnoticed.
+std::string missed_fault_text(const Report& report) {
+  std::int64_t unnoticed = 0, without_effect = 0, other = 0;
+  for (const CaseResult& row : report.cases) {
+    if (!is_mutant(row)) continue;
+    const bool same = std::any_of(row.checks.begin(), row.checks.end(),
+                                  [](const CheckRow& check) { return check.name == "equals_clean" && check.status != "skipped"; });
+    ++(same ? without_effect : row.status == CaseStatus::passed ? unnoticed : other);
+  }
+  std::string text = "the planted fault was not found";
+  if (unnoticed > 0) text += "; it acted in " + rows_text(unnoticed) + " and no check noticed";
+  if (without_effect > 0) text += "; it changed nothing in " + rows_text(without_effect) + ": choose cases in which it can act";
+  if (other > 0) text += "; " + rows_text(other) + " did not run";
+  return text;
+}
+
+bool fault_missed(const Report& report) {
+  return !report.meta.mutant.empty() && verdict(report) == CaseStatus::not_run && !fault_found(report);
+}
+
+}  // namespace
+
+std::string verdict_word(const Report& report) {
+  if (fault_missed(report)) return "fault not found";
+  const CaseStatus result = verdict(report);
+  return result == CaseStatus::not_run ? "not run" : std::string(to_string(result));
+}
+
 std::string verdict_reason(const Report& report) {
   const CaseStatus result = verdict(report);
   const StatusCounts counts = count_statuses(report);
@@ -82,6 +112,7 @@ std::string verdict_reason(const Report& report) {
     if (result == CaseStatus::error && counts.failed > 0) text += " and " + std::to_string(counts.failed) + " failed";
     return text + ", first " + first->id + " (" + first->executor + "): " + first->reason;
   }
+  if (fault_missed(report)) return missed_fault_text(report);
   std::map<std::string, int> reasons;  // of rows that were left out or not run
   for (const CaseResult& row : report.cases) {
     const bool left_out = row.status == CaseStatus::skipped || row.status == CaseStatus::not_run;

@@ -11,6 +11,9 @@
 
 namespace loopgauge::harness {
 
+// The word of the verdict for people: "passed", "failed", "not run", ...; "fault not found" of a sweep whose planted fault no check noticed.
+std::string verdict_word(const Report& report);
+
 // One sentence: why the report has its verdict. Names the first row that decided it, or the most frequent reason of rows that did not run.
 std::string verdict_reason(const Report& report);
 

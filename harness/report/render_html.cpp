@@ -50,11 +50,12 @@ const StatusWord& word_of(CaseStatus status) {
 
 std::string text(std::string_view value, std::size_t bytes = kTextBytes) { return html_text(clipped(value, bytes)); }
 
-std::string badge(CaseStatus status) {
-  const StatusWord& word = word_of(status);
+std::string badge(CaseStatus status, std::string_view word) {
   return "<span class=\"badge\" data-status=\"" + std::string(to_string(status)) + "\"><span aria-hidden=\"true\">" +
-         std::string(word.sign) + "</span> " + std::string(word.word) + "</span>";
+         std::string(word_of(status).sign) + "</span> " + std::string(word) + "</span>";
 }
+
+std::string badge(CaseStatus status) { return badge(status, word_of(status).word); }
 
 std::string verdict_html(const Report& report) {
   const ReportMeta& meta = report.meta;
@@ -62,7 +63,7 @@ std::string verdict_html(const Report& report) {
   const StatusCounts counts = count_statuses(report);
   const auto total = std::ssize(report.cases);
   std::string out = "<header id=\"verdict\" class=\"verdict\" data-status=\"" + std::string(to_string(result)) + "\">\n";
-  out += "<h1>" + badge(result) + " <span class=\"title\">" + text(meta.title) + "</span></h1>\n";
+  out += "<h1>" + badge(result, verdict_word(report)) + " <span class=\"title\">" + text(meta.title) + "</span></h1>\n";
   out += "<p class=\"why\">" + text(verdict_reason(report)) + "</p>\n";
   if (!is_complete(report)) {
     const auto unreached = std::count_if(report.cases.begin(), report.cases.end(), [](const CaseResult& row) {
@@ -75,7 +76,7 @@ std::string verdict_html(const Report& report) {
   }
   if (!meta.mutant.empty()) {
     out += "<p class=\"notice\"><strong>Planted fault</strong> <code>" + text(meta.mutant) +
-           "</code>: failures are what this report is meant to show.</p>\n";
+           "</code>: failures of its column are what this report is meant to show.</p>\n";
   }
   if (total > 0) {
     out += "<svg class=\"share\" aria-hidden=\"true\" width=\"100%\" height=\"10\">";
@@ -165,7 +166,7 @@ void render_html(const Report& report, std::ostream& out) {
   const std::string style(html_assets::style()), script(html_assets::script());
   const std::string policy = "default-src 'none'; style-src " + content_hash(style) + "; script-src " + content_hash(script) +
                              "; base-uri 'none'; form-action 'none'";
-  std::string title(word_of(verdict(report)).word);
+  std::string title = verdict_word(report);
   title += ": " + report.meta.title;
   write_page(html_assets::page(),
              {{"policy", policy},

@@ -226,7 +226,7 @@ std::string provenance_text(const Report& report) {
 void render_markdown(const Report& report, std::ostream& out) {
   const CaseStatus result = verdict(report);
   const StatusCounts counts = count_statuses(report);
-  std::string text = std::string("## ") + sign(result) + " loopgauge: " + words(result) + (is_complete(report) ? "" : " (incomplete)") +
+  std::string text = std::string("## ") + sign(result) + " loopgauge: " + verdict_word(report) + (is_complete(report) ? "" : " (incomplete)") +
                      "\n\n" + code(report.meta.title) + "\n\n" + code(verdict_reason(report), 1000) + "\n\n" + summary_line(counts) +
                      "\n\n";
   // Whole parts in order of weight: one that does not fit is left out and named.

@@ -40,10 +40,11 @@ StatusCounts total(const StatusMatrix& matrix) {
 
 void print_verdict(const Report& report, std::ostream& out) {
   const ReportMeta& meta = report.meta;
-  std::string word(words(verdict(report)));
+  std::string word = verdict_word(report);
   std::transform(word.begin(), word.end(), word.begin(),
                  [](char c) { return static_cast<char>(c >= 'a' && c <= 'z' ? c - 'a' + 'A' : c); });
   out << word << ": " << meta.title << (is_complete(report) ? "" : " (incomplete)") << "\n";
+  if (!meta.mutant.empty() && !fault_found(report)) out << "  " << verdict_reason(report) << "\n";
   out << "  model " << meta.model_sha256.substr(0, 16) << ", loopgauge " << meta.tool_version << " (" << meta.source_revision.substr(0, 12)
       << (meta.source_revision.ends_with("-dirty") ? "-dirty" : "") << "), " << meta.compiler << ", seed " << meta.seed;
   if (!meta.shard.empty()) out << ", shard " << meta.shard;

@@ -83,6 +83,13 @@ bool is_excused(const Report& report, const CaseResult& row) {
          !report.meta.device_available;
 }
 
+bool is_mutant(const CaseResult& row) { return row.executor.starts_with("mutant:"); }
+
+bool fault_found(const Report& report) {
+  return std::any_of(report.cases.begin(), report.cases.end(),
+                     [](const CaseResult& row) { return is_mutant(row) && row.status == CaseStatus::failed; });
+}
+
 CaseStatus verdict(const Report& report) {
   // A hash may leave a shard without cases: nothing was asked of it.
   if (report.cases.empty() && !report.meta.shard.empty()) return CaseStatus::skipped;
@@ -94,6 +101,8 @@ CaseStatus verdict(const Report& report) {
   }
   // Nothing that ran and passed is no evidence, and neither is a request with holes.
   if (result < CaseStatus::not_run && !any_passed) result = CaseStatus::not_run;
+  // A sweep with a planted fault is there to find it.
+  if (!report.meta.mutant.empty() && !fault_found(report)) result = worse(result, CaseStatus::not_run);
   if (report.meta.shard.empty() && distinct_cases(report) < report.meta.case_count) result = worse(result, CaseStatus::not_run);
   return result;
 }

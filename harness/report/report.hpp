@@ -254,9 +254,13 @@ inline constexpr std::string_view kNotReached = "the sweep ended before this cas
 // device.
 bool is_excused(const Report& report, const CaseResult& row);
 
+bool is_mutant(const CaseResult& row);  // a row of the column "mutant:<planted fault>"
+// Whether a sweep with a planted fault found it: a row of the fault failed. False for a sweep without one.
+bool fault_found(const Report& report);
+
 // Maximum over the rows that decide: where there is no device, rows of the optimized column that were not run are stated but do not
 // decide. A report that lacks cases of its own request (an incomplete merge) is at best not_run, and so is one without a
-// passed row; a shard to which no case falls is skipped.
+// passed row, or with a planted fault that no row found; a shard to which no case falls is skipped.
 CaseStatus verdict(const Report& report);
 // passed, skipped: 0; not_run: 5 (incomplete coverage); failed: 1; error: 6.
 int exit_code_of(CaseStatus verdict);

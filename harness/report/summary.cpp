@@ -14,8 +14,6 @@ void push_unique(std::vector<std::string>& list, const std::string& value) {
   if (std::find(list.begin(), list.end(), value) == list.end()) list.push_back(value);
 }
 
-bool is_mutant(const CaseResult& row) { return row.executor.starts_with("mutant:"); }
-
 // Weighted mean of one metric of the per-trace summaries, weights being the samples behind each.
 class PooledMean {
  public:

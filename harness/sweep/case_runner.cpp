@@ -456,6 +456,11 @@ void CaseRunner::judge_mutant(const Case& value, const Trace& trace, Fault fault
     mutant_row.reason = "the clean run did not finish: " + clean_row.reason;
     return;
   }
+  if (clean_row.status == CaseStatus::failed) {
+    mutant_row.status = CaseStatus::error;
+    mutant_row.reason = "a check fails without the planted fault too, so a failure would say nothing about it: " + clean_row.reason;
+    return;
+  }
   guarded(mutant_row, [&] { judge_mutant_or_throw(value, trace, fault, clean->record, mutant_row); });
 }
 
@@ -471,7 +476,7 @@ void CaseRunner::judge_mutant_or_throw(const Case& value, const Trace& trace, Fa
   for (CheckRow& check : mode_checks(value.mode, mutant.plan, trace, config, mutant.record)) row.checks.push_back(std::move(check));
   const RecordComparison comparison = compare_records(clean, mutant.record, config.window());
   if (comparison.identical()) {
-    row.checks.push_back(passed_check(kEqualsCleanCheck, "the fault changes nothing in this case"));
+    row.checks.push_back(not_run_check(kEqualsCleanCheck, "the fault changes nothing in this case"));
   } else if (conformance_ == nullptr) {
     row.checks.push_back(failed_check(kEqualsCleanCheck, divergence_text(comparison)));
   } else {

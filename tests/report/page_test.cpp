@@ -326,6 +326,34 @@ TEST(Aggregates, VerdictReasonNamesWhatDecided) {
   EXPECT_EQ(verdict_reason(unrun), "coverage is incomplete: events (1 row)");
 }
 
+TEST(Aggregates, VerdictOfAPlantedFaultThatWasNotFoundSaysWhy) {
+  Report report = large_report({.cases = 3, .optimized = false, .all_passed = true});
+  EXPECT_EQ(verdict_word(report), "passed");
+  report.meta.mutant = "early_flush";
+  for (CaseResult& row : report.cases) {
+    if (row.executor == "optimized") row.executor = "mutant:early_flush";
+  }
+  std::vector<CaseResult*> rows;
+  for (CaseResult& row : report.cases) {
+    if (is_mutant(row)) rows.push_back(&row);
+  }
+  ASSERT_EQ(rows.size(), 3u);
+  rows[0]->status = CaseStatus::passed;
+  rows[0]->checks = {{"equals_clean", "skipped", "not judged"}};
+  for (CaseResult* row : {rows[1], rows[2]}) {
+    row->status = CaseStatus::not_run;
+    row->checks = {{"equals_clean", "not_run", "the fault changes nothing in this case"}};
+  }
+  EXPECT_EQ(verdict_word(report), "fault not found");
+  EXPECT_EQ(verdict_reason(report), "the planted fault was not found; it acted in 1 row and no check noticed; it changed nothing in 2 rows: choose cases in which it can act");
+  EXPECT_NE(rendered(render_terminal, report).find("FAULT NOT FOUND: "), std::string::npos);
+  EXPECT_NE(rendered(render_markdown, report).find("loopgauge: fault not found"), std::string::npos);
+  EXPECT_NE(rendered(render_html, report).find("fault not found</span>"), std::string::npos);
+  rows[0]->status = CaseStatus::failed;
+  rows[0]->reason = "audit: row 5";
+  EXPECT_EQ(verdict_word(report), "failed");
+}
+
 TEST(Junit, CountsAndColoursFollowTheVerdict) {
   const std::string xml = rendered(render_junit, sample_report());
   expect_nested(xml, false);

@@ -129,6 +129,16 @@ TEST_F(SweepCommand, MutantFailsWithExitCodeOneAndSaysWhatNoticed) {
   for (const FaultInfo& info : planted_faults()) EXPECT_NE(list.out.find(std::string(info.name) + "\t"), std::string::npos) << info.name;
 }
 
+// One encoded block has no parameters that a second one could be read with: the fault changes nothing.
+TEST_F(SweepCommand, MutantThatChangesNothingIsNotPassed) {
+  const ProcessResult result = test::run_program({"sweep", "--set", "pd", "--executor", "reference", "--mutant", "handoff_stale_parameters", "--filter",
+                                                  "wcpb+pd/t1s1q1:rolling:serial_aligned:w64/boundary-short", "--report", path("report.h5")});
+  EXPECT_EQ(result.exit_code, 5) << result.out << result.err;
+  EXPECT_NE(result.out.find("FAULT NOT FOUND: mutant handoff_stale_parameters"), std::string::npos) << result.out;
+  EXPECT_NE(result.out.find("it changed nothing in 1 row"), std::string::npos) << result.out;
+  EXPECT_EQ(result.out.find("PASSED"), std::string::npos) << result.out;
+}
+
 TEST_F(SweepCommand, ConfigurationFileFillsInWhatFlagsLeaveOut) {
   test::write_file(folder_ / "sweep.toml",
                    "executor = \"reference\"\nseed = 11\nfilter = \"serial/t0s0q0/single\"  # one case\nrepeat = true\n");

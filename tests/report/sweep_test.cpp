@@ -404,6 +404,21 @@ TEST_P(MutantOfACandidate, IsFoundByTheComparisonWithTheReference) {
   EXPECT_EQ(exit_code_of(verdict(report)), 1);
 }
 
+// An executor that has a fault of its own: what fails then says nothing about the planted one.
+TEST(Sweep, MutantIsNotJudgedWhereTheCleanRunFails) {
+  SmallSweep sweep(small_traces(), {"serial/t1s0q0/several"});
+  Meddler meddler(*sweep.reference);
+  meddler.on_record = [](RunRecord& record, int, bool) { record.requests[0].active[1].pop_back(); };
+  sweep.executors.reference = {&meddler};
+  sweep.request.mutant = Fault::swapped_norms;
+  const Report report = sweep.run();
+  ASSERT_EQ(report.cases.size(), 2u);
+  EXPECT_EQ(report.cases[0].status, CaseStatus::failed) << report.cases[0].reason;
+  EXPECT_EQ(report.cases[1].status, CaseStatus::error);
+  EXPECT_NE(report.cases[1].reason.find("fails without the planted fault too"), std::string::npos) << report.cases[1].reason;
+  EXPECT_EQ(exit_code_of(verdict(report)), 6);
+}
+
 INSTANTIATE_TEST_SUITE_P(All, MutantOfACandidate, ::testing::ValuesIn(serial_faults_of_both()),
                          [](const auto& fault) { return std::string(fault.param.name); });
 

@@ -53,6 +53,20 @@ TEST(Verdict, ReferenceCaseThatWasNotRunIsIncomplete) {
   EXPECT_EQ(exit_code_of(verdict(report)), 5);
 }
 
+TEST(Verdict, PlantedFaultThatNoRowFoundIsNotPassed) {
+  Report report = report_of({sample_row(0, "reference", CaseStatus::passed), sample_row(0, "mutant:early_flush", CaseStatus::passed),
+                             sample_row(1, "reference", CaseStatus::passed), sample_row(1, "mutant:early_flush", CaseStatus::not_run, "it changes nothing")});
+  report.meta.mutant = "early_flush";
+  EXPECT_FALSE(fault_found(report));
+  EXPECT_EQ(exit_code_of(verdict(report)), 5);
+  report.cases.resize(2);
+  report.meta.case_count = 1;
+  EXPECT_EQ(exit_code_of(verdict(report)), 5) << "it acts and no check noticed";
+  report.cases[1].status = CaseStatus::failed;
+  EXPECT_TRUE(fault_found(report));
+  EXPECT_EQ(exit_code_of(verdict(report)), 1);
+}
+
 TEST(Verdict, OnlyNotRunRowsNeverPass) {
   Report report = report_of({sample_row(0, "optimized", CaseStatus::not_run, "no CUDA device")});
   EXPECT_EQ(verdict(report), CaseStatus::not_run);
