@@ -47,6 +47,7 @@ struct Arguments {
   Fault fault;
   const QueryRow* written_rows = nullptr;  // [written_count], at most 32: as AttentionDecodeArguments; null: an ordinary launch
   int written_count = 0;
+  int rows_of_layer = 0;  // contribution: row i of the launch is row i % rows_of_layer of layer `layer` + i / rows_of_layer
 };
 
 inline constexpr int kSplitPages = kSplitTokens / kPageTokens;

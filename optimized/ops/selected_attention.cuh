@@ -25,8 +25,11 @@ inline constexpr int kGranuleKeys = kGranuleRows;    // BF16 keys of one partial
 inline constexpr int kEncodedKeys = kPageTokens;     // encoded keys of one partial result
 inline constexpr int kSegments = 2 * kSplitPages;    // of K parameters in a stage, at most: a page touches two groups
 
+inline constexpr int kMostSharedPairs = 1024;        // launches of more (row, head) pairs give each of them one CTA, which needs no memory for chains
+
 inline std::size_t selected_chain_bytes(const KvShape& shape, int row_count) {
-  return static_cast<std::size_t>(row_count) * shape.heads * kSelectedChains * (shape.head_dim + 2) * sizeof(float);
+  const std::size_t pairs = static_cast<std::size_t>(row_count) * static_cast<std::size_t>(shape.heads);
+  return pairs > kMostSharedPairs ? 0 : pairs * kSelectedChains * static_cast<std::size_t>(shape.head_dim + 2) * sizeof(float);
 }
 
 template <int kHeadDim, bool kPacked>
@@ -388,15 +391,20 @@ __global__ void __launch_bounds__(SelectedLayout<kHeadDim, kPacked>::kThreads, S
       barrier_init(&shared.empty[0][0] + i, L::kReleaseArrivals);
     }
   }
-  const int head = blockIdx.y, row_index = blockIdx.z;
+  const int head = blockIdx.y;
+  int row_index = blockIdx.z, layer = arguments.layer;
+  if constexpr (kPurpose == Purpose::contribution) {
+    layer += row_index / arguments.rows_of_layer;
+    row_index %= arguments.rows_of_layer;
+  }
   const QueryRow row = arguments.rows[row_index];
   __syncthreads();
   if (row.request < 0) return;
   const RequestTable request = arguments.kv.requests[row.request];
-  const Query query{arguments.kv.shape, request.pages, request.maps,         arguments.layer, head,
+  const Query query{arguments.kv.shape, request.pages, request.maps,         layer,          head,
                     row.position,       row.loop,      row.encoded_frontier, arguments.fault};
-  const std::size_t head_index = static_cast<std::size_t>(row_index) * query.shape.heads + head;
-  const std::size_t state = reference_index(query.shape, row.reference, arguments.layer, head);
+  const std::size_t head_index = static_cast<std::size_t>(blockIdx.z) * query.shape.heads + head;
+  const std::size_t state = reference_index(query.shape, row.reference, layer, head);
   const int rank = blockIdx.x, ranks = gridDim.x, splits = query.splits();
   const int consumer = warp % kConsumers;
   const ChainCursor cursor(consumer, rank, ranks, splits);
@@ -490,13 +498,32 @@ __global__ void __launch_bounds__(SelectedLayout<kHeadDim, kPacked>::kThreads, S
   }
 }
 
+// CTAs of one (row, head). Where not all are resident together, as many as fill the last wave best.
+inline int selected_cta_count(int pairs, int splits, int resident) {
+  if (pairs > kMostSharedPairs) return 1;
+  int ctas = cta_count(pairs, splits, resident, kClasses);
+  const auto cost = [&](int count) { return static_cast<double>((pairs * count + resident - 1) / resident) / count; };
+  for (int more = 2 * ctas; pairs > resident && more <= std::min(kClasses, splits); more *= 2) {
+    if (cost(more) < 0.9 * cost(ctas)) ctas = more;
+  }
+  return ctas;
+}
+
 template <int kHeadDim, bool kPacked, Purpose kPurpose>
 void launch(const Arguments& arguments, int row_count, int max_length, cudaStream_t stream) {
   using L = SelectedLayout<kHeadDim, kPacked>;
   constexpr int kBytes = sizeof(SelectedShared<kHeadDim, kPacked>);
   static_assert((kBytes + 1024) * L::kBlocksPerSm <= 228 * 1024);
-  launch_ctas(selected_attention_kernel<kHeadDim, kPacked, kPurpose>, L::kThreads, kBytes, L::kBlocksPerSm, kClasses, arguments, row_count,
-              max_length, stream);
+  const auto kernel = selected_attention_kernel<kHeadDim, kPacked, kPurpose>;
+  int device = 0, processors = 0;
+  LOOPGAUGE_CUDA_CHECK(cudaGetDevice(&device));
+  LOOPGAUGE_CUDA_CHECK(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
+  LOOPGAUGE_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+  const int heads = arguments.kv.shape.heads;
+  const int ctas = selected_cta_count(heads * row_count, (max_length + kSplitTokens - 1) / kSplitTokens, processors * L::kBlocksPerSm);
+  const dim3 grid(static_cast<unsigned>(ctas), static_cast<unsigned>(heads), static_cast<unsigned>(row_count));
+  kernel<<<grid, L::kThreads, kBytes, stream>>>(arguments);
+  LOOPGAUGE_CUDA_CHECK(cudaGetLastError());
 }
 
 #endif  // __CUDACC__
