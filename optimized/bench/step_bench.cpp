@@ -677,8 +677,8 @@ class StepBench {
   const StepBenchOptions options_;
   const StepBenchObserver observer_;
   const KvShape kv_shape_;
-  DeviceAllocator allocator_;
-  Stream stream_;
+  DeviceAllocator allocator_{{.stream_ordered = true}};  // pages come and go by thousands
+  const Stream& stream_ = allocator_.stream();
   CublasLt library_;
   DeviceWeights weights_;
   DeviceRopeTable rope_;
