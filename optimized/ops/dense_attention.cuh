@@ -67,7 +67,6 @@ struct Layout {
   static constexpr int kThreads = 32 * (kConsumers + 2);
   static constexpr int kBlocksPerSm = 2;
   static constexpr int kSlots = 3;  // stages of a ring
-  static constexpr int kReleaseArrivals = 1;  // lanes that give a stage away; its bytes are written by bulk copies
   static constexpr int kHeaderBytes = kPacked ? 32 : 0;
   static constexpr int kPayloadBytes = kPageTokens * kHeadDim / 2;
   static constexpr int kSlotBytes = kPacked ? kHeaderBytes + kPayloadBytes + 2 * kHeadDim * 4 : kStageRows * kHeadDim * 2;
@@ -107,15 +106,13 @@ __device__ __forceinline__ float finite_reference(float maximum) { return maximu
 
 // --- shared memory ---
 
-struct StageHeader {  // of a stage of encoded rows, 64 or fewer, by place
-  std::uint64_t rows;          // which rows of the page, or which listed keys, lie in the stream
-  std::uint64_t v_parameters;  // dense: address of those of the first of them
+struct StageHeader {  // of a stage of encoded rows of a page, by place
+  std::uint64_t rows;          // which rows of the page lie in the stream
+  std::uint64_t v_parameters;  // address of those of the first of them
   std::int32_t segments;       // K: runs of places that share a group of 64 compact rows, so parameters, one after the other behind the rows
-  std::uint8_t ends[8];        // of the segments, in places
-  std::uint8_t kind, count;    // not dense: what the stage begins, and how many keys that has
-  std::uint16_t chain;
+  std::uint8_t ends[2];        // of the segments, in places
 };
-static_assert(sizeof(StageHeader) == 32);
+static_assert(sizeof(StageHeader) <= 32);
 
 // What one consumer warp keeps of a page of encoded rows.
 template <int kHeadDim>
@@ -169,7 +166,7 @@ struct Ring {
   }
   __device__ __forceinline__ void release(int lane) {
     __syncwarp();
-    if (lane < L::kReleaseArrivals) barrier_arrive(&empty[slot]);
+    if (lane == 0) barrier_arrive(&empty[slot]);  // its bytes are written by bulk copies
     advance();
   }
 };
@@ -931,10 +928,9 @@ __device__ __forceinline__ bool arrive_last(std::uint32_t* arrivals, int ranks, 
 }
 
 // The weighted combination, ascending in k, of those of kCount partial results that `present` names: lane k brings the statistics of the
-// k-th, and output_of(k) is where it lies. Returns (maximum, sum).
-template <int kHeadDim, int kCount, class OutputOf>
+// k-th, and output_of(k) is where it lies; the loads of kTogether are issued before the first is used. Returns (maximum, sum).
+template <int kHeadDim, int kCount, int kTogether = std::min(kCount, 16), class OutputOf>
 __device__ __forceinline__ float2 combine(float2 statistics, std::uint32_t present, OutputOf&& output_of, Channels<kHeadDim>& output, int lane) {
-  constexpr int kTogether = kCount < 16 ? kCount : 16;  // whose loads are issued before the first is used
   Channels<kHeadDim> partial[kTogether];
   const auto load = [&](int base) {
 #pragma unroll
@@ -1037,7 +1033,7 @@ __global__ void __launch_bounds__(Layout<kHeadDim, kPacked>::kThreads, Layout<kH
   if (warp == L::kConsumers) {
     for (int i = lane; i < L::kConsumers * L::kSlots; i += 32) {
       barrier_init(&shared.full[0][0] + i, 1);
-      barrier_init(&shared.empty[0][0] + i, L::kReleaseArrivals);
+      barrier_init(&shared.empty[0][0] + i, 1);
     }
     if (lane < 2) {
       barrier_init(&shared.partials_full[lane], 32 * L::kConsumers);

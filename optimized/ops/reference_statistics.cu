@@ -35,7 +35,7 @@ void launch_contribution(const ReferenceStatisticsArguments& a, cudaStream_t str
 }  // namespace
 
 std::size_t reference_statistics_workspace_bytes(const KvShape& shape, int row_count, int layer_count) {
-  return std::max(dense::chain_bytes(shape, row_count), selected::selected_chain_bytes(shape, row_count * layer_count));
+  return std::max(dense::chain_bytes(shape, row_count), selected::selected_group_bytes(shape, row_count * layer_count));
 }
 
 int reference_group_layers(const KvShape& shape, int row_count, std::int64_t logit_stride) {

@@ -56,9 +56,8 @@ void reference_statistics(const ReferenceStatisticsArguments& arguments, cudaStr
 // Shapes and layouts: as reference_statistics (q and output unused), logits [layers, rows, heads, logit_stride]; reads logits, selected, maximum
 //   and sum; writes mass and c_ref.
 // Requires: select_keys (or forced masks) and reference_statistics of the same rows and layers before it on the stream.
-// Numerics: p = exp(logit - maximum) / sum; FP32 sums, encoded V as in attention_decode.
-// Determinism: partial results of 32 BF16 or 64 encoded keys of a split of 256 absolute positions, chains of splits, combined ascending
-//   (selected_attention.cuh).
+// Numerics: p = exp(logit - maximum) / sum; FP32 sums, encoded V as X_hat bit for bit.
+// Determinism: as sparse_correction.
 // Launch: one kernel, (CTAs of a row and head, heads, layers * rows) CTAs of 256 threads.
 // Traffic: V of the selected keys, the masks and their logits.
 void reference_contribution(const ReferenceStatisticsArguments& arguments, cudaStream_t stream);
