@@ -492,10 +492,9 @@ class StepBench {
           reference_statistics(arguments, stream_);
         }),
         batch * kv_bytes(state, 2, context), 0);
-    // A launch a layer, as observed rows need it, and a launch for all layers whose logits rows are kept. Those are of the last group.
+    // A launch a layer, as observed rows need it, then as a step launches them: for all layers whose logits rows are kept. Those are of the last group.
     for (const int together : {1, group}) {
-      const std::string suffix = together == 1 ? "" : ", " + std::to_string(together) + " layers a launch";
-      selection.layer_count = arguments.layer_count = together;
+      const std::string implementation = together == 1 ? "a launch a layer" : std::to_string(together) + " layers a launch";
       const auto in_groups = [&](auto&& work) {
         return per_layer([&](int layer) {
           if (layer % together != 0) return;
@@ -505,9 +504,9 @@ class StepBench {
           work();
         });
       };
-      add("select_keys" + suffix, switches, context, batch, in_groups([&] { select_keys(selection, stream_); }),
-          4.0 * batch * model_.heads * (context + 1), 0);
-      add("reference_contribution" + suffix, switches, context, batch, in_groups([&] { reference_contribution(arguments, stream_); }), 0, 0);
+      add("select_keys", switches, context, batch, in_groups([&] { select_keys(selection, stream_); }), 4.0 * batch * model_.heads * (context + 1), 0,
+          implementation);
+      add("reference_contribution", switches, context, batch, in_groups([&] { reference_contribution(arguments, stream_); }), 0, 0, implementation);
       if (group == 1) break;
     }
     for (const int loop : {3, 4}) {
