@@ -13,6 +13,9 @@ namespace {
 bool t1(const AlgorithmConfig& config) { return config.token_sparse_prefill.enabled; }
 bool s1(const AlgorithmConfig& config) { return config.sparse_decode_attention.enabled; }
 bool q1(const AlgorithmConfig& config) { return config.kv_residual_quantization.enabled; }
+bool execution_dependent(const AlgorithmConfig& config) {
+  return q1(config) && config.kv_residual_quantization.timing == EncodingTiming::execution_dependent;
+}
 
 // A value is read as the parameter of a case id, so that a grid and an id spell alike and refuse alike.
 AlgorithmConfig read_parameter(const AlgorithmConfig& config, const std::string& parameter) {
@@ -51,6 +54,8 @@ constexpr std::array kKnobs{
            result.kv_residual_quantization.timing = parse_encoding_timing(value);
            return result;
          }},
+    Knob{"flush", execution_dependent, "q1 and timing=execution_dependent",
+         [](const AlgorithmConfig& config, const std::string& value) { return read_parameter(config, "flush=" + value); }},
     Knob{"tail", q1, "q1", [](const AlgorithmConfig& config, const std::string& value) { return read_parameter(config, "tail" + value); }},
     Knob{"window", [](const AlgorithmConfig& config) { return t1(config) || q1(config); }, "t1 or q1",
          [](const AlgorithmConfig& config, const std::string& value) { return read_parameter(config, "w" + value); }},
@@ -78,7 +83,7 @@ struct Axis {
 
 [[noreturn]] void fail(const std::string& grid, const std::string& problem) { throw ConfigError("grid '" + grid + "': " + problem); }
 
-// Axes in the order of kKnobs: switches decide which knobs have an effect.
+// Axes in the order of kKnobs: switches and timing decide which knobs have an effect.
 std::vector<Axis> parse_grid(const std::string& grid) {
   std::vector<Axis> axes;
   for (const std::string& word : split(grid, ' ')) {
@@ -128,7 +133,7 @@ std::vector<AlgorithmConfig> settings_of(const std::string& grid) {
         }
       }
     }
-    if (!used) fail(grid, std::string(axis.knob->key) + " has no effect without " + std::string(axis.knob->needs) + " among the switches");
+    if (!used) fail(grid, std::string(axis.knob->key) + " has no effect without " + std::string(axis.knob->needs) + " among the settings");
     settings = std::move(next);
   }
   return settings;

@@ -6,6 +6,7 @@
 //     switches    t0s0q0 to t1s1q1 (t1s1q1)
 //     policy      fixed_prompt, rolling, streaming                      with q1
 //     timing      serial_aligned, execution_dependent                   with q1
+//     flush       committed, eager                                      with q1 and timing=execution_dependent
 //     tail        tokens                                                with q1
 //     window      tokens                                                with t1 or q1
 //     retention   <bp>-<bp>-<bp>-<bp>, loops 1 to 4                     with t1

@@ -83,7 +83,7 @@ CaseSelectionOptions::CaseSelectionOptions(CLI::App& command) {
       .add_option("--grid", grids_,
                   "Settings in place of those of the set, as the cross product of axes: 'switches=t1s0q0,t1s1q1 window=64,256 "
                   "policy=rolling'; axes "
-                  "are switches, policy, timing, tail, window, retention, reserve, keys. Several grids are joined; t0s0q0 is always there")
+                  "are switches, policy, timing, flush, tail, window, retention, reserve, keys. Several grids are joined; t0s0q0 is always there")
       ->type_name("GRID");
   command.add_option("--filter", filters_, "Keep the case ids that match one of these globs (* any characters, ? one)")->type_name("GLOB");
   command.add_option("--shard", shard_, "Keep shard i of n, 1 <= i <= n; the n shards partition the cases")->type_name("i/n");

@@ -36,6 +36,12 @@ TEST(Grid, AKnobVariesOnlyWhatItActsOn) {
                                       "t0s0q1:streaming:serial_aligned:w64", "t0s0q1:streaming:serial_aligned:w128"}));
 }
 
+TEST(Grid, FlushVariesWhereTheTimingLetsItAct) {
+  EXPECT_EQ(texts({"switches=t0s1q1 tail=5 timing=serial_aligned,execution_dependent flush=committed,eager"}),
+            (std::vector<std::string>{"t0s0q0", "t0s1q1:rolling:serial_aligned:tail5", "t0s1q1:rolling:execution_dependent:tail5",
+                                      "t0s1q1:rolling:execution_dependent:tail5:flush=eager"}));
+}
+
 TEST(Grid, SeveralGridsAreJoinedWithoutRepetitions) {
   EXPECT_EQ(texts({"switches=t1s0q0 reserve=none,final_prompt_token", "switches=t1s0q0,t0s0q0"}),
             (std::vector<std::string>{"t0s0q0", "t1s0q0", "t1s0q0:reserve=final_prompt_token"}));
@@ -48,6 +54,8 @@ TEST(Grid, FaultsNameGridAxisAndValue) {
   EXPECT_NE(error_of("wndow=64").find("grid 'wndow=64': 'wndow=64' is not <key>=<value>"), std::string::npos);
   EXPECT_NE(error_of("window").find("a key of: switches, policy"), std::string::npos);
   EXPECT_NE(error_of("switches=t0s1q0 window=64").find("window has no effect without t1 or q1"), std::string::npos);
+  EXPECT_NE(error_of("flush=eager").find("flush has no effect without q1 and timing=execution_dependent"), std::string::npos);
+  EXPECT_NE(error_of("timing=execution_dependent flush=late").find("'late' is not one of: committed, eager"), std::string::npos);
   EXPECT_NE(error_of("keys=5,5").find("names '5' twice"), std::string::npos);
   EXPECT_NE(error_of("keys=5 keys=6").find("'keys' is given twice"), std::string::npos);
   EXPECT_NE(error_of("keys=").find("empty value"), std::string::npos);
