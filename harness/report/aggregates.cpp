@@ -9,7 +9,9 @@
 #include <tuple>
 #include <utility>
 
+#include "harness/compare/bootstrap.hpp"
 #include "harness/compare/drift.hpp"
+#include "harness/compare/error_stats.hpp"
 #include "harness/report/summary.hpp"
 
 namespace loopgauge::harness {
@@ -257,15 +259,64 @@ double yardstick_over_bound(const ToleranceRow& judged, const ToleranceRow& yard
   return kNotApplicable;
 }
 
+namespace {
+
+// "execution_dependent, tail 0, eager": the suffixes of the settings that decide what a rejected candidate can leave behind.
+std::string timing_text(const CaseResult& row) {
+  if (row.timing.empty()) return {};
+  std::string text = row.timing;
+  const std::string settings = settings_of(row) + ":";
+  constexpr std::string_view kTail = ":tail";
+  if (const std::size_t at = settings.find(kTail); at != std::string::npos)
+    text += ", tail " + settings.substr(at + kTail.size(), settings.find(':', at + 1) - at - kTail.size());
+  if (settings.find(":flush=eager:") != std::string::npos) text += ", eager";
+  return text;
+}
+
+// Sum of KL and rows of each request, requests of one case and executor under keys of their own.
+using RequestKl = std::map<std::pair<std::size_t, std::int64_t>, std::pair<double, std::int64_t>>;
+
+Interval mean_over_requests(const RequestKl& requests) {
+  std::vector<std::pair<double, std::int64_t>> units;
+  double sum = 0.0;
+  std::int64_t rows = 0;
+  for (const auto& [key, unit] : requests) {
+    units.push_back(unit);
+    sum += unit.first;
+    rows += unit.second;
+  }
+  if (rows == 0) return {};
+  Interval mean{sum / static_cast<double>(rows), kNotApplicable, kNotApplicable};
+  std::vector<double> replicates;
+  const DriftOptions drift;  // intervals are made as those of drift
+  resample(units.size(), drift.seed, drift.resamples, [&](const std::vector<int>& multiplicity) {
+    double drawn = 0.0;
+    std::int64_t count = 0;
+    for (std::size_t i = 0; i < units.size(); ++i) {
+      drawn += multiplicity[i] * units[i].first;
+      count += multiplicity[i] * units[i].second;
+    }
+    replicates.push_back(drawn / static_cast<double>(count));
+  });
+  if (replicates.empty()) return mean;
+  std::sort(replicates.begin(), replicates.end());
+  mean.low = percentile_of_sorted(replicates, 0.025);
+  mean.high = percentile_of_sorted(replicates, 0.975);
+  return mean;
+}
+
+}  // namespace
+
 std::vector<AcceptanceSummary> acceptance_summaries(const Report& report) {
   std::vector<AcceptanceSummary> list;
   using Key = std::tuple<std::string, std::string, std::string>;
   std::map<Key, std::size_t> index;
   std::map<Key, std::pair<double, std::int64_t>> drifts;  // sum of KL, rows
-  for (const CaseResult& row : report.cases) {
+  std::map<Key, RequestKl> divergences;
+  for (std::size_t n = 0; n < report.cases.size(); ++n) {
+    const CaseResult& row = report.cases[n];
     if (row.acceptance.empty()) continue;
-    const bool eager = row.id.find(":flush=eager") != std::string::npos;
-    const std::tuple key{row.executor, row.mode, row.timing + (eager ? ", eager" : "")};
+    const std::tuple key{row.executor, row.mode, timing_text(row)};
     AcceptanceSummary& summary = at_key(list, index, key);
     std::tie(summary.executor, summary.mode, summary.timing) = key;
     ++summary.cases;
@@ -276,6 +327,11 @@ std::vector<AcceptanceSummary> acceptance_summaries(const Report& report) {
       if (counter.name == "verify_rows") summary.verify_loops += counter.value;
       if (counter.name == "rejected_rows") summary.rejected_loops += counter.value;
     }
+    summary.equals_serial += std::any_of(row.checks.begin(), row.checks.end(), [](const CheckRow& check) {
+      return check.name == "equals_serial" && check.status == "passed";
+    });
+    if (!(summary.least_memory_ratio <= row.memory_ratio)) summary.least_memory_ratio = row.memory_ratio;
+    if (!(summary.most_memory_ratio >= row.memory_ratio)) summary.most_memory_ratio = row.memory_ratio;
     std::int64_t repetitions = 0;
     for (const TimingRow& timing : row.timings) {
       if (timing.phase == "draft") summary.draft_seconds += timing.seconds, ++repetitions;
@@ -292,6 +348,10 @@ std::vector<AcceptanceSummary> acceptance_summaries(const Report& report) {
     }
     for (const DivergenceRow& divergence : row.divergence) {
       ++summary.divergent_rows;
+      summary.different_rows += divergence.max_logit_difference != 0 ? 1 : 0;
+      auto& [sum, rows] = divergences[key][{n, divergence.request}];
+      sum += divergence.kl;
+      ++rows;
       summary.flips += divergence.same_top1 ? 0 : 1;
       if (!(summary.kl_max >= divergence.kl)) summary.kl_max = divergence.kl;
     }
@@ -315,7 +375,12 @@ std::vector<AcceptanceSummary> acceptance_summaries(const Report& report) {
     }
     if (rounds > 0.0) summary.mean_emitted = tokens / rounds;
     summary.tokens = static_cast<std::int64_t>(tokens);
-    const auto drift = drifts.find({summary.executor, summary.mode, summary.timing});
+    const Key key{summary.executor, summary.mode, summary.timing};
+    if (const auto requests = divergences.find(key); requests != divergences.end()) {
+      summary.compared_requests = std::ssize(requests->second);
+      summary.kl_mean = mean_over_requests(requests->second);
+    }
+    const auto drift = drifts.find(key);
     if (drift != drifts.end()) summary.dense_kl = drift->second.first / static_cast<double>(drift->second.second);
   }
   return list;

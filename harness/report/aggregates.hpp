@@ -83,13 +83,14 @@ std::vector<LoopConformance> loop_conformances(const Report& report);
 // not say which one that was.
 double yardstick_over_bound(const ToleranceRow& judged, const ToleranceRow& yardstick);
 
-// Speculation by mode, timing of the encoding and executor, places in a round pooled over cases.
+// Speculation by mode, timing of the encoding (with tail and flush where they are not the default) and executor, pooled over switches, policies and traces.
 struct AcceptanceSummary {
   std::string executor, mode;
-  std::string timing;  // empty with Q off; "serial_aligned", "execution_dependent", "execution_dependent, eager"
+  std::string timing;  // empty with Q off; "serial_aligned", "execution_dependent, tail 5", "execution_dependent, tail 0, eager"
   int cases = 0;
   struct Position {
-    std::int64_t drafted = 0, accepted = 0, rounds = 0, divergences = 0;
+    std::int64_t drafted = 0, accepted = 0, rounds = 0;
+    std::int64_t divergences = 0;  // requests whose first token that differs from serial execution was emitted here
   };
   std::vector<Position> positions;
   double mean_emitted = kNotApplicable;  // tokens a round
@@ -101,8 +102,12 @@ struct AcceptanceSummary {
   double draft_seconds = 0, verify_seconds = 0, accept_seconds = 0;  // of the cases that measured them
   std::int64_t timed_tokens = 0;         // emitted by rounds of those cases, as often as they were timed
   // Verification rows against serial rows of the same tokens, where the timing allows a difference.
-  std::int64_t divergent_rows = 0, flips = 0;
+  std::int64_t divergent_rows = 0, different_rows = 0, flips = 0;
+  std::int64_t compared_requests = 0;
+  Interval kl_mean;  // bootstrapped over requests
   double kl_max = kNotApplicable;
+  int equals_serial = 0;  // cases in which all bits were found to be those of the serial plan
+  double least_memory_ratio = kNotApplicable, most_memory_ratio = kNotApplicable;  // CaseResult::memory_ratio of its cases
 };
 std::vector<AcceptanceSummary> acceptance_summaries(const Report& report);
 

@@ -15,6 +15,7 @@
 
 #include "harness/compare/drift.hpp"
 #include "harness/report/aggregates.hpp"
+#include "harness/report/compact_tables.hpp"
 #include "harness/report/markup.hpp"
 #include "harness/report/report_file.hpp"
 #include "harness/report/schema.hpp"
@@ -334,6 +335,16 @@ Json acceptance_json(const Report& report, std::size_t text_bytes) {
   return list;
 }
 
+Json compact_json(const CompactTable& table, std::size_t text_bytes) {
+  Json rows = Json::array();
+  for (const std::vector<std::string>& row : table.rows) {
+    Json cells = Json::array();
+    for (const std::string& cell : row) cells.push_back(clipped(cell, text_bytes));
+    rows.push_back(std::move(cells));
+  }
+  return {{"title", table.title}, {"header", table.header}, {"rows", std::move(rows)}};
+}
+
 Json memory_json(const Report& report, std::size_t text_bytes) {
   const MemoryBars memory = memory_bars(report);
   Json bars = Json::array();
@@ -502,6 +513,8 @@ PageData page_data(const Report& report, const PageLimits& limits) {
   overview["decisions"] = decisions_json(report, limits);
   overview["drift"] = drift_json(report, limits.text_bytes);
   overview["acceptance"] = acceptance_json(report, limits.text_bytes);
+  overview["encodings"] = compact_json(encoding_timing_table(report), limits.text_bytes);
+  overview["handoffs"] = compact_json(handoff_table(report), limits.text_bytes);
   overview["memory"] = memory_json(report, limits.text_bytes);
   overview["timing"] = timing_json(report, limits.text_bytes);
   page.overview = dumped(overview);

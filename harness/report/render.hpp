@@ -12,9 +12,9 @@ namespace loopgauge::harness {
 
 using Renderer = void (*)(const Report& report, std::ostream& out);
 
-void render_terminal(const Report& report, std::ostream& out);  // verdict, failures, status, conformance, drift, memory
+void render_terminal(const Report& report, std::ostream& out);  // verdict, failures, status, conformance, speculation, handoffs, drift, memory
 void render_json(const Report& report, std::ostream& out);      // everything the file holds; NaN and infinity are null
-void render_csv(const Report& report, std::ostream& out);       // /cases, a line per row (RFC 4180); NaN is empty
+void render_csv(const Report& report, std::ostream& out);       // /cases and sums of its handoffs, a line per row (RFC 4180); NaN is empty
 void render_markdown(const Report& report, std::ostream& out);  // a pull-request comment, below GitHub's 65,536 characters
 void render_quality(const Report& report, std::ostream& out);   // quality against dense by setting, prompt length, task and depth
 void render_html(const Report& report, std::ostream& out);      // one self-contained page

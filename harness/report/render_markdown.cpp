@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "harness/report/aggregates.hpp"
+#include "harness/report/compact_tables.hpp"
 #include "harness/report/markup.hpp"
 #include "harness/report/render.hpp"
 #include "harness/report/report_file.hpp"
@@ -210,6 +211,24 @@ std::string memory_text(const Report& report) {
   return unfolded("Memory of the K/V cache", text);
 }
 
+std::string compact_text(const std::string& summary, const CompactTable& table) {
+  if (table.rows.empty()) return "";
+  std::string text = table.title + ".\n\n|", rule = "|";
+  for (const std::string& head : table.header) {
+    text += " " + head + " |";
+    rule += rule.size() == 1 ? "---|" : "---:|";
+  }
+  text += "\n" + rule + "\n";
+  std::size_t listed = 0;
+  for (; listed < std::min(table.rows.size(), kListedSettings) && text.size() < kPartBytes; ++listed) {
+    text += "|";
+    for (const std::string& cell : table.rows[listed]) text += " " + code(cell, 120) + " |";
+    text += "\n";
+  }
+  if (listed < table.rows.size()) text += "\nand " + std::to_string(table.rows.size() - listed) + " more\n";
+  return unfolded(summary, text);
+}
+
 std::string provenance_text(const Report& report) {
   const ReportMeta& meta = report.meta;
   std::string text = "| | |\n|---|---|\n";
@@ -236,6 +255,8 @@ void render_markdown(const Report& report, std::ostream& out) {
     parts.emplace_back("matrix of " + matrix.executor, matrix_text(matrix, report));
   parts.emplace_back("conformance", conformance_text(report));
   parts.emplace_back("decisions", flips_text(report));
+  parts.emplace_back("timing of the encoding", compact_text("Speculation by timing of the encoding", encoding_timing_table(report)));
+  parts.emplace_back("handoffs", compact_text("Handoffs from prefill to decode", handoff_table(report)));
   parts.emplace_back("drift", drift_text(report));
   parts.emplace_back("memory", memory_text(report));
   parts.emplace_back("provenance", provenance_text(report));

@@ -5,6 +5,7 @@
 
 #include "harness/compare/drift.hpp"
 #include "harness/report/aggregates.hpp"
+#include "harness/report/compact_tables.hpp"
 #include "harness/report/render.hpp"
 #include "harness/report/report_file.hpp"
 #include "harness/report/summary.hpp"
@@ -16,6 +17,18 @@ namespace {
 
 // Long reasons and many failures are cut here; --json has all of them.
 constexpr int kShownFailures = 20;
+constexpr std::size_t kTitleColumns = 140;
+
+// Lines of at most `columns` characters, broken at spaces.
+std::string wrapped(std::string text, std::size_t columns) {
+  for (std::size_t begin = 0; text.size() - begin > columns;) {
+    const std::size_t space = text.rfind(' ', begin + columns);
+    if (space == std::string::npos || space <= begin) break;
+    text[space] = '\n';
+    begin = space + 1;
+  }
+  return text;
+}
 
 std::string_view words(CaseStatus status) { return status == CaseStatus::not_run ? "not run" : to_string(status); }
 
@@ -126,22 +139,19 @@ void print_acceptance(const Report& report, std::ostream& out) {
   const std::vector<AcceptanceSummary> summaries = acceptance_summaries(report);
   if (summaries.empty()) return;
   out << "\nSpeculation: candidates accepted by place in a round, of the rounds that verified one there, with 95 % intervals (Wilson);\n"
-         "loops a token in drafts, in verification and of these in vain (serial: 4 in all); where the timing of the encoding lets them differ,\n"
-         "verification rows against serial rows of the same tokens; KL in nats; times on the device, where they were measured\n";
+         "loops a token in drafts, in verification and of these in vain (serial: 4 in all); KL in nats; times on the device, where they were measured\n";
   TextTable table({"mode", "encoding", "executor", "cases", "rounds", "tokens / round", "accepted by place", "draft + verify, in vain",
-                   "ms / token: draft + verify + accept", "dense KL", "held twice", "rewritten", "rows compared", "argmax flips", "KL max", "other tokens"});
+                   "ms / token: draft + verify + accept", "dense KL", "held twice", "rewritten"});
   for (const AcceptanceSummary& summary : summaries) {
     std::string places;
-    std::int64_t rounds = 0, other = 0;
+    std::int64_t rounds = 0;
     for (const AcceptanceSummary::Position& place : summary.positions) {
       rounds += place.rounds;
-      other += place.divergences;
       if (place.drafted == 0) continue;
       const Estimate rate = wilson_interval(place.accepted, place.drafted);
       places += (places.empty() ? "" : ", ") + short_number(100.0 * rate.value, 3) + " % (" + short_number(100.0 * rate.low, 3) + ".." +
                 short_number(100.0 * rate.high, 3) + ")";
     }
-    const bool compared = summary.divergent_rows > 0;
     const auto milliseconds = [&](double seconds) { return short_number(1e3 * seconds / static_cast<double>(summary.timed_tokens), 3); };
     const auto per_token = [&](std::int64_t loops) { return short_number(static_cast<double>(loops) / static_cast<double>(summary.tokens), 3); };
     table.add({summary.mode, summary.timing.empty() ? "-" : summary.timing, summary.executor, std::to_string(summary.cases), std::to_string(rounds),
@@ -154,10 +164,16 @@ void print_acceptance(const Report& report, std::ostream& out) {
                                                milliseconds(summary.accept_seconds),
                short_number(summary.dense_kl),
                summary.doubled_bytes == 0 ? "-" : byte_count(summary.doubled_bytes),
-               summary.rewritten_rows == 0 ? "-" : std::to_string(summary.rewritten_rows),
-               compared ? std::to_string(summary.divergent_rows) : "-", compared ? std::to_string(summary.flips) : "-", short_number(summary.kl_max),
-               compared ? std::to_string(other) : "-"});
+               summary.rewritten_rows == 0 ? "-" : std::to_string(summary.rewritten_rows)});
   }
+  table.print(out);
+}
+
+void print_compact(const CompactTable& content, std::ostream& out) {
+  if (content.rows.empty()) return;
+  out << "\n" << wrapped(content.title, kTitleColumns) << "\n";
+  TextTable table(content.header);
+  for (const std::vector<std::string>& row : content.rows) table.add(row);
   table.print(out);
 }
 
@@ -241,6 +257,8 @@ void render_terminal(const Report& report, std::ostream& out) {
   print_status(report, out);
   print_conformance(report, out);
   print_acceptance(report, out);
+  print_compact(encoding_timing_table(report), out);
+  print_compact(handoff_table(report), out);
   print_drift(report, out);
   print_memory(report, out);
   print_time(report, out);

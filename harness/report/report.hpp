@@ -118,7 +118,7 @@ struct AcceptanceRow {
   std::int64_t drafted = 0;
   std::int64_t accepted = 0;
   std::int64_t rounds_emitting_this_many = 0;    // rounds that emitted draft_position + 1 tokens
-  std::int64_t verifier_serial_divergences = 0;  // tokens here that differ from serial execution
+  std::int64_t verifier_serial_divergences = 0;  // requests whose first token that differs from serial execution was emitted here
 };
 
 struct MemoryRow {

@@ -180,7 +180,7 @@ std::span<const Column<AcceptanceRow>> columns() {
       {"drafted", "1", "Rounds that verified a candidate at this place", &AcceptanceRow::drafted},
       {"accepted", "1", "Of these, rounds that accepted it and all before it", &AcceptanceRow::accepted},
       {"rounds_emitting_this_many", "1", "Rounds that emitted draft_position + 1 tokens", &AcceptanceRow::rounds_emitting_this_many},
-      {"verifier_serial_divergences", "1", "Tokens emitted here that differ from serial execution",
+      {"verifier_serial_divergences", "1", "Requests whose first token that differs from serial execution was emitted here",
        &AcceptanceRow::verifier_serial_divergences},
   };
   return list;

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "harness/report/aggregates.hpp"
+#include "harness/report/compact_tables.hpp"
 #include "harness/report/render.hpp"
 #include "harness/report/schema.hpp"
 #include "harness/report/summary.hpp"
@@ -51,11 +54,67 @@ TEST(Render, CsvReadsBackCellByCell) {
   ASSERT_EQ(rows.size(), report.cases.size() + 1);
   const auto list = columns<CaseResult>();
   for (std::size_t r = 0; r < rows.size(); ++r) {
-    ASSERT_EQ(rows[r].size(), list.size()) << "line " << r;
+    ASSERT_EQ(rows[r].size(), list.size() + 16) << "line " << r << ": transport, requests, thirteen sums and the latency of handoffs";
     for (std::size_t c = 0; c < list.size(); ++c) {
       EXPECT_EQ(rows[r][c], r == 0 ? std::string(list[c].name) : cell_text(report.cases[r - 1], list[c]));
     }
   }
+}
+
+// Two settings over one transport; one request is cancelled, and another executor handed the same requests over.
+Report report_with_handoffs() {
+  Report report = sample_report();
+  HandoffRow first;
+  first.transport = "peer";
+  first.outcome = "handed over";
+  first.bytes = 3 * 1024 + 512;
+  first.dense_bytes = 7 * 1024;
+  first.base_payload_bytes = 1024;
+  first.rows_bytes = 2048;
+  first.parameters_bytes = 512;
+  first.bytes_before_prompt_end = 1792;
+  first.bytes_final_before_last_loop = 3584;
+  first.most_bytes_in_flight = 1024;
+  first.most_reserved_bytes = 8192;
+  first.seconds = 0.002;
+  HandoffRow second = first, cancelled = first;
+  second.request = 1;
+  second.seconds = 0.004;
+  cancelled.request = 2;
+  cancelled.outcome = "cancelled";
+  report.cases[0].handoffs = {first, second, cancelled};
+  report.cases[1].handoffs = {first, second, cancelled};
+  for (HandoffRow& row : report.cases[1].handoffs) row.transport = "host";
+  report.cases[1].handoffs[1].rows_bytes = 2047;
+  return report;
+}
+
+TEST(Render, HandoffsAreShownBySettingAndTransportEverywhere) {
+  const Report report = report_with_handoffs();
+  const auto summaries = handoff_summaries(report);
+  ASSERT_EQ(summaries.size(), 2u);
+  EXPECT_EQ(summaries[0].transport, "peer");
+  EXPECT_EQ(summaries[0].requests, 3);
+  EXPECT_EQ(summaries[0].handed_over, 2);
+  EXPECT_EQ(summaries[0].sums.bytes, 7 * 1024) << "what was cancelled has moved nothing that counts";
+  EXPECT_EQ(summaries[0].compared, 2);
+  EXPECT_EQ(summaries[0].equal, 1) << "a kind of region differs by a byte";
+  const CompactTable table = handoff_table(report);
+  ASSERT_EQ(table.rows.size(), 2u);
+  for (const auto& row : table.rows) EXPECT_EQ(row.size(), table.header.size());
+  for (const Renderer renderer : {render_terminal, render_markdown, render_html}) {
+    const std::string text = rendered(renderer, report);
+    for (const char* cell : {"t1s0q0", "peer", "2 of 3", "7 KiB", "50.0 %", "100.0 %", "8 KiB", "1 of 2"})
+      EXPECT_NE(text.find(cell), std::string::npos) << cell;
+  }
+  const auto csv = parse_csv(rendered(render_csv, report));
+  const auto at = static_cast<std::size_t>(std::find(csv[0].begin(), csv[0].end(), "handoff_bytes") - csv[0].begin());
+  ASSERT_LT(at, csv[0].size());
+  EXPECT_EQ(csv[1][at], "7168");
+  EXPECT_EQ(csv[1].back(), "0.002") << "the median latency, nearest rank";
+  EXPECT_EQ(csv[3][at], "") << "no handoff";
+  const std::string none = rendered(render_terminal, sample_report());
+  EXPECT_EQ(none.find("Handoffs"), std::string::npos);
 }
 
 TEST(Render, JsonHoldsEveryCellAndTable) {
@@ -119,9 +178,28 @@ TEST(Render, TerminalShowsAcceptanceByTiming) {
   report.cases[0].timings = {{"run", 0, 1.0}, {"draft", 0, 0.013}, {"verify", 0, 0.026}, {"accept", 0, 0.0026},
                              {"draft", 1, 0.013}, {"verify", 1, 0.026}, {"accept", 1, 0.0026}};
   report.cases[1].id = "block_spec.d2.k2/t0s0q1:rolling:execution_dependent:tail0:flush=eager/a";
+  CaseResult aligned = report.cases[0];
+  aligned.timing = "serial_aligned";
+  aligned.divergence.clear();
+  for (const char* tail : {"", ":tail5"}) {
+    aligned.id = std::string("block_spec.d2.k2/t0s0q1:rolling:serial_aligned") + tail + "/a";
+    aligned.checks = {{"equals_serial", "passed", "digest"}};
+    report.cases.push_back(aligned);
+  }
+  report.cases[0].divergence = {{0, 1, 70, 0.25, false, 1.0}, {0, 2, 71, 0.5, true, 1.0}, {1, 1, 70, 0.0, true, 0.0}};
   const auto summaries = acceptance_summaries(report);
-  ASSERT_EQ(summaries.size(), 2u);
-  EXPECT_EQ(summaries[1].timing, "execution_dependent, eager");
+  ASSERT_EQ(summaries.size(), 4u) << "a tail is a timing of its own";
+  EXPECT_EQ(summaries[0].timing, "execution_dependent, tail 0");
+  EXPECT_EQ(summaries[1].timing, "execution_dependent, tail 0, eager");
+  EXPECT_EQ(summaries[2].timing, "serial_aligned");
+  EXPECT_EQ(summaries[3].timing, "serial_aligned, tail 5");
+  EXPECT_EQ(summaries[0].divergent_rows, 3);
+  EXPECT_EQ(summaries[0].different_rows, 2);
+  EXPECT_EQ(summaries[0].compared_requests, 2);
+  EXPECT_DOUBLE_EQ(summaries[0].kl_mean.value, 0.25);
+  EXPECT_EQ(summaries[0].kl_mean.low, 0.0) << "the second request drawn twice";
+  EXPECT_EQ(summaries[0].kl_mean.high, 0.375) << "the first one drawn twice";
+  EXPECT_TRUE(std::isnan(summaries[1].kl_mean.low)) << "one request has no spread";
   EXPECT_EQ(summaries[0].tokens, 26) << "1, 2 and 3 tokens of 1, 2 and 7 rounds";
   EXPECT_EQ(summaries[0].timed_tokens, 52) << "twice";
   EXPECT_EQ(summaries[1].timed_tokens, 0) << "nobody measured";
@@ -130,7 +208,8 @@ TEST(Render, TerminalShowsAcceptanceByTiming) {
   EXPECT_EQ(summaries[0].rewritten_rows, 3);
   std::ostringstream out;
   render_terminal(report, out);
-  EXPECT_NE(out.str().find("execution_dependent, eager"), std::string::npos) << out.str();
+  for (const char* cell : {"execution_dependent, tail 0, eager", "0.25 (0..0.375)", "none: bits equal", "1 of 2"})
+    EXPECT_NE(out.str().find(cell), std::string::npos) << out.str();
   EXPECT_NE(out.str().find("90 % (59.6..98.2), 77.8 %"), std::string::npos) << out.str();
   EXPECT_NE(out.str().find("2.31 + 2.31, 0.615"), std::string::npos) << out.str();
   EXPECT_NE(out.str().find("0.5 + 1 + 0.1"), std::string::npos) << out.str();

@@ -16,11 +16,14 @@ function acceptanceSection() {
       { head: "accepted (95 %)", class: "number", cell: ([, , rate]) => withInterval(rate, formatPercent) },
       { head: "accepted / drafted", class: "number", cell: ([drafted, accepted]) => (drafted > 0 ? `${formatInteger(accepted)} / ${formatInteger(drafted)}` : "no candidate") },
       { head: "rounds that ended here", class: "number", cell: ([, , , count]) => `${formatInteger(count)}${rounds > 0 ? ` (${formatPercent(count / rounds, 0)})` : ""}` },
-      { head: "differ from serial", class: "number", cell: ([, , , , count]) => (count > 0 ? el("strong", { class: "bad" }, formatInteger(count)) : "0") },
+      { head: "requests diverge here", class: "number", cell: ([, , , , count]) => (count > 0 ? el("strong", { class: "bad" }, formatInteger(count)) : "0") },
     ];
     return el("div", null, el("h3", null, code(group.mode), el("small", null, ` ${group.executor}, ${plural(group.cases, "case")}, ${formatNumber(group.mean_emitted)} tokens a round${group.seconds_per_token.length > 0 ? `, on the device ${group.seconds_per_token.map(formatSeconds).join(" + ")} a token in draft + verification + acceptance` : ""}`)),
-      divergences > 0 ? el("p", { class: "notice" }, `${plural(divergences, "emitted token")} differ from serial execution.`) : null,
+      divergences > 0 ? el("p", { class: "notice" },
+        `${plural(divergences, "request")} ${divergences === 1 ? "comes" : "come"} to a token that differs from serial execution.`) : null,
       scrollable(`Acceptance of ${group.mode}`, table(columns, group.positions, { class: "plot-table", caption: `Acceptance of ${group.mode}` })));
   });
-  return section("acceptance", "Acceptance", "Drafted tokens that verification kept, by place in the round and timing of the encoding, with Wilson intervals.", ...blocks);
+  return section("acceptance", "Acceptance", "Drafted tokens that verification kept, by place in the round and timing of the encoding, with Wilson intervals.", ...blocks,
+    overview.encodings.rows.length > 0 ? el("div", null, el("h3", null, "By timing of the encoding"), el("p", null, `${overview.encodings.title}.`),
+      compactTable(overview.encodings, "Speculation by timing of the encoding")) : null);
 }

@@ -3,7 +3,8 @@
 
 function build() {
   const host = document.getElementById("sections");
-  for (const make of [matrixSection, conformanceSection, decisionsSection, driftSection, acceptanceSection, memorySection, timingSection, casesSection]) {
+  for (const make of [matrixSection, conformanceSection, decisionsSection, driftSection, acceptanceSection, handoffsSection,
+    memorySection, timingSection, casesSection]) {
     const node = make();
     if (node) host.append(node);
   }
