@@ -106,7 +106,7 @@ struct AcceptanceSummary {
   std::int64_t compared_requests = 0;
   Interval kl_mean;  // bootstrapped over requests
   double kl_max = kNotApplicable;
-  int equals_serial = 0;  // cases in which all bits were found to be those of the serial plan
+  int equals_serial = 0;  // cases in which all bits were found to be those of the serial plan, of an undisturbed trace where it cancels or preempts
   double least_memory_ratio = kNotApplicable, most_memory_ratio = kNotApplicable;  // CaseResult::memory_ratio of its cases
 };
 std::vector<AcceptanceSummary> acceptance_summaries(const Report& report);

@@ -152,12 +152,14 @@ CompactTable encoding_timing_table(const Report& report) {
     std::int64_t diverged = 0;
     for (const AcceptanceSummary::Position& position : summary.positions) diverged += position.divergences;
     const AcceptanceSummary::Position first = summary.positions.empty() ? AcceptanceSummary::Position{} : summary.positions.front();
+    std::string differ = compared ? std::to_string(summary.different_rows) : summary.equals_serial == 0 ? "-" : "none: bits equal";
+    if (!compared && summary.equals_serial > 0 && summary.equals_serial < summary.cases)
+      differ += " in " + std::to_string(summary.equals_serial) + " of " + std::to_string(summary.cases);
     std::string ratio = short_number(summary.least_memory_ratio);
     if (summary.most_memory_ratio > summary.least_memory_ratio) ratio += ".." + short_number(summary.most_memory_ratio);
     table.rows.push_back({summary.mode, summary.timing, summary.executor, std::to_string(summary.cases), short_number(summary.mean_emitted, 3),
                           percent_with_interval(rate_of(first.accepted, first.drafted)), compared ? std::to_string(summary.divergent_rows) : "-",
-                          compared ? std::to_string(summary.different_rows) : summary.equals_serial == summary.cases ? "none: bits equal" : "-",
-                          compared ? with_interval(summary.kl_mean) : "-", short_number(summary.kl_max),
+                          std::move(differ), compared ? with_interval(summary.kl_mean) : "-", short_number(summary.kl_max),
                           compared ? percent_with_interval(rate_of(summary.flips, summary.divergent_rows)) : "-",
                           compared ? std::to_string(diverged) + " of " + std::to_string(summary.compared_requests) : "-", ratio});
   }

@@ -345,7 +345,8 @@ TEST(Aggregates, VerdictOfAPlantedFaultThatWasNotFoundSaysWhy) {
     row->checks = {{"equals_clean", "not_run", "the fault changes nothing in this case"}};
   }
   EXPECT_EQ(verdict_word(report), "fault not found");
-  EXPECT_EQ(verdict_reason(report), "the planted fault was not found; it acted in 1 row and no check noticed; it changed nothing in 2 rows: choose cases in which it can act");
+  EXPECT_EQ(verdict_reason(report),
+            "the planted fault was not found; it acted in 1 row and no check noticed; it changed nothing in 2 rows: choose cases in which it can act");
   EXPECT_NE(rendered(render_terminal, report).find("FAULT NOT FOUND: "), std::string::npos);
   EXPECT_NE(rendered(render_markdown, report).find("loopgauge: fault not found"), std::string::npos);
   EXPECT_NE(rendered(render_html, report).find("fault not found</span>"), std::string::npos);

@@ -186,6 +186,8 @@ TEST(Render, TerminalShowsAcceptanceByTiming) {
     aligned.checks = {{"equals_serial", "passed", "digest"}};
     report.cases.push_back(aligned);
   }
+  aligned.checks = {{"equals_serial", "skipped", "seeded"}};
+  report.cases.push_back(aligned);
   report.cases[0].divergence = {{0, 1, 70, 0.25, false, 1.0}, {0, 2, 71, 0.5, true, 1.0}, {1, 1, 70, 0.0, true, 0.0}};
   const auto summaries = acceptance_summaries(report);
   ASSERT_EQ(summaries.size(), 4u) << "a tail is a timing of its own";
@@ -208,7 +210,7 @@ TEST(Render, TerminalShowsAcceptanceByTiming) {
   EXPECT_EQ(summaries[0].rewritten_rows, 3);
   std::ostringstream out;
   render_terminal(report, out);
-  for (const char* cell : {"execution_dependent, tail 0, eager", "0.25 (0..0.375)", "none: bits equal", "1 of 2"})
+  for (const char* cell : {"execution_dependent, tail 0, eager", "0.25 (0..0.375)", "none: bits equal ", "none: bits equal in 1 of 2", "1 of 2"})
     EXPECT_NE(out.str().find(cell), std::string::npos) << out.str();
   EXPECT_NE(out.str().find("90 % (59.6..98.2), 77.8 %"), std::string::npos) << out.str();
   EXPECT_NE(out.str().find("2.31 + 2.31, 0.615"), std::string::npos) << out.str();
