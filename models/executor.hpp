@@ -11,6 +11,7 @@
 #include "models/fault.hpp"
 #include "models/handoff/transfer.hpp"
 #include "models/plan.hpp"
+#include "models/profile.hpp"
 #include "models/run_record.hpp"
 #include "models/trace.hpp"
 
@@ -32,15 +33,6 @@ class Tap {
   virtual ~Tap() = default;
   virtual void record(const TapPoint& point, std::span<const float> values) = 0;
 };
-
-// How the reference rounds and sums (SPEC.md, "Profiles").
-enum class Profile {
-  declared,    // the bit-explicit contract
-  reordered,   // the same rounding points, a second declared order of additions: the yardstick for other executors
-  double_precision,  // no rounding but the codec's FP16 parameters: the noise floor. Spelled "double" in files and flags
-};
-std::string_view to_string(Profile profile);
-Profile parse_profile(std::string_view text);  // throws ConfigError listing the words
 
 // Which part of a request's life a run has (S-PD-1).
 enum class Stage {

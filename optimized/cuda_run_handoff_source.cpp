@@ -32,7 +32,7 @@ RegionCopy copy_of(const Region& region, int slot, int rows, const std::int32_t*
 
 handoff::Descriptor CudaRun::HandoffSource::describe(int request) const {
   const RequestState& s = run_.requests_.at(static_cast<std::size_t>(request));
-  return handoff::make_descriptor(run_.model_, run_.model_sha256_, run_.config_, s.index, *s.request, handoff::ElementType::bfloat16);
+  return handoff::make_descriptor(run_.model_, run_.model_sha256_, run_.config_, s.index, *s.request, Profile::declared);
 }
 
 CudaRun::HandoffSource::Exports& CudaRun::HandoffSource::exports(int request) {

@@ -56,7 +56,7 @@ handoff::Descriptor CudaRun::HandoffTarget::expected(int request) const {
                        run_.trace_.name);
   }
   const RequestState& s = run_.requests_[static_cast<std::size_t>(request)];
-  return handoff::make_descriptor(run_.model_, run_.model_sha256_, run_.config_, s.index, *s.request, handoff::ElementType::bfloat16);
+  return handoff::make_descriptor(run_.model_, run_.model_sha256_, run_.config_, s.index, *s.request, Profile::declared);
 }
 
 // Pages and blocks for the most rows that the regions can have. Where E cuts a selection window in two its block keeps room for rows of late loops

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cstdio>
 #include <fstream>
 #include <iostream>
 #include <map>
@@ -171,8 +172,16 @@ std::vector<std::uint64_t> region_bytes(const ArchivedHandoff& handoff) {
   return bytes;
 }
 
+// 16 hexadecimal digits: as a JSON number many readers would round it.
+std::string checksum_text(std::uint64_t checksum) {
+  char digits[17];
+  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(checksum));
+  return digits;
+}
+
 void print_archive(const HandoffArchive& archive, bool all_regions) {
   std::cout << "trace     " << archive.trace << "\nproducer  " << archive.producer << "\n";
+  if (archive.handoffs.empty()) std::cout << "no handoffs: no prompt was computed to its end\n";
   for (const ArchivedHandoff& handoff : archive.handoffs) {
     const handoff::Descriptor& d = handoff.descriptor;
     const std::vector<handoff::Region> regions = regions_of(d);
@@ -182,12 +191,13 @@ void print_archive(const HandoffArchive& archive, bool all_regions) {
               << regions.size() << " regions, " << total << " bytes (dense BF16 " << dense_bytes(d) << ", ratio "
               << static_cast<double>(dense_bytes(d)) / static_cast<double>(total) << "), "
               << bytes_final_after(d, regions, bytes, d.loops - 1) << " final before the last loop\n"
-              << "  model     " << d.model_sha256 << "\n  prompt    " << d.prompt_sha256 << "\n  elements  " << to_string(d.element)
+              << "  model     " << d.model_sha256 << "\n  prompt    " << d.prompt_sha256 << "\n  elements  " << to_string(d.element) << ", profile "
+              << to_string(d.profile)
               << "\n  config    " << d.configuration << "\n";
     for (const auto& [kind, count] : bytes_by_kind(handoff, regions)) std::cout << "  " << count << "  " << to_string(kind) << "\n";
     for (std::size_t i = 0; all_regions && i < regions.size(); ++i) {
-      std::cout << "  region " << i << "  " << describe(regions[i]) << "  " << bytes[i] << " bytes, checksum " << std::hex
-                << handoff.summaries[i].checksum << std::dec << "\n";
+      std::cout << "  region " << i << "  " << describe(regions[i]) << "  " << bytes[i] << " bytes, checksum "
+                << checksum_text(handoff.summaries[i].checksum) << "\n";
     }
   }
 }
@@ -208,6 +218,7 @@ Json archive_json(const HandoffArchive& archive, bool all_regions) {
                {"model_sha256", d.model_sha256},
                {"prompt_sha256", d.prompt_sha256},
                {"element", to_string(d.element)},
+               {"profile", to_string(d.profile)},
                {"configuration", Json::parse(d.configuration)},
                {"bytes_by_kind", Json::object()}};
     for (const auto& [kind, count] : bytes_by_kind(handoff, regions)) entry["bytes_by_kind"][std::string(to_string(kind))] = count;
@@ -217,7 +228,7 @@ Json archive_json(const HandoffArchive& archive, bool all_regions) {
                                   {"end", regions[i].positions.end},
                                   {"loop", regions[i].loop},
                                   {"bytes", bytes[i]},
-                                  {"checksum", handoff.summaries[i].checksum}});
+                                  {"checksum", checksum_text(handoff.summaries[i].checksum)}});
     }
     json["handoffs"].push_back(std::move(entry));
   }
@@ -289,7 +300,14 @@ void add_import(CLI::App& pd, int& exit_code) {
     const auto executor =
         make_handoff_executor([&] { return make_archived_executor(archive); },
                               [&] { return make_executor(subject.settings.executor, subject.checkpoint); }, make_host_transport);
-    give_decoded(subject, replay_subject(*executor, subject, decoded_groups()), archive.producer, *options);
+    const RunRecord record = [&] {
+      try {
+        return replay_subject(*executor, subject, decoded_groups());
+      } catch (const handoff::HandoffError& error) {
+        throw handoff::HandoffError(options->archive_file + ": " + error.what());
+      }
+    }();
+    give_decoded(subject, record, archive.producer, *options);
     exit_code = 0;
   });
 }
@@ -389,7 +407,7 @@ void add_send(CLI::App& pd, int& exit_code) {
   add_socket_options(*command, *options);
   command
       ->add_option("--bytes-in-flight", options->bytes_in_flight,
-                   "Bytes that are being written at once at most, such as 64MB; partitions are a quarter of it, and four times as much is exported ahead. More is "
+                   "Bytes that are being written at once at most, such as 64MB; partitions are a quarter of it (128 MiB at most), and four times as much is exported ahead. More is "
                    "faster between devices, and what both sides hold beside their caches")
       ->type_name("BYTES")
       ->transform(CLI::AsSizeValue(false))
@@ -492,6 +510,7 @@ void add_compare(CLI::App& pd, int& exit_code) {
     const HandoffArchive a = read_archive((*files)[0]), b = read_archive((*files)[1]);
     if (a.handoffs.size() != b.handoffs.size())
       throw FileError("the files hold " + std::to_string(a.handoffs.size()) + " and " + std::to_string(b.handoffs.size()) + " handoffs");
+    if (a.handoffs.empty()) throw FileError((*files)[0] + " and " + (*files)[1] + " hold no handoffs: there is nothing to compare");
     bool equal = true;
     Json requests = Json::array();
     for (std::size_t i = 0; i < a.handoffs.size(); ++i) {

@@ -24,7 +24,9 @@ std::string text_field(handoff::ByteReader& in, const char* what) {
   const auto length = in.integer<std::uint32_t>();
   if (length > kMaximumTextBytes)
     throw HandoffError("archive: " + std::string(what) + " of " + std::to_string(length) + " bytes is longer than 256");
-  return in.text(length);
+  std::string text = in.text(length);
+  if (text != handoff::printable(text)) throw HandoffError("archive: " + std::string(what) + " '" + handoff::printable(text) + "' is no printable ASCII text");
+  return text;
 }
 
 // Runs nothing.
@@ -128,7 +130,12 @@ class ArchivedExecutor final : public IdleExecutor, public handoff::Source {
   }
   const ArchivedHandoff& archived(int request) const {
     const auto found = find(request);
-    if (found == archive_.handoffs.end()) throw HandoffError("the archive holds no handoff of request " + std::to_string(request));
+    if (found == archive_.handoffs.end()) {
+      std::string held;
+      for (const ArchivedHandoff& handoff : archive_.handoffs) held += (held.empty() ? "" : ", ") + std::to_string(handoff.descriptor.request);
+      throw HandoffError("the archive holds no handoff of request " + std::to_string(request) + " (it holds " + (held.empty() ? "none" : "those of " + held) +
+                         "): export the case again");
+    }
     return *found;
   }
 
@@ -186,12 +193,13 @@ std::uint32_t read_header(handoff::ByteReader& in, std::uint64_t bytes) {
 }  // namespace
 
 HandoffArchive parse_archive(std::span<const std::byte> bytes) {
-  handoff::ByteReader in(bytes, "archive");
-  const std::uint32_t count = read_header(in, bytes.size());
+  handoff::ByteReader header(bytes, "archive");
+  const std::uint32_t count = read_header(header, bytes.size());
   const auto sum = handoff::sha256_bytes(bytes.first(bytes.size() - handoff::kChecksumBytes));
   if (!std::equal(sum.begin(), sum.end(), bytes.last(handoff::kChecksumBytes).begin())) {
     throw HandoffError("archive: checksum does not fit: the bytes have changed since they were written");
   }
+  handoff::ByteReader in(bytes.first(bytes.size() - handoff::kChecksumBytes).subspan(kHeaderBytes), "archive");
   HandoffArchive archive;
   archive.producer = text_field(in, "producer");
   archive.trace = text_field(in, "trace");
@@ -225,8 +233,8 @@ HandoffArchive parse_archive(std::span<const std::byte> bytes) {
     }
     archive.handoffs.push_back(std::move(handoff));
   }
-  if (in.left() != handoff::kChecksumBytes) {
-    throw HandoffError("archive: length: " + std::to_string(in.left()) + " bytes are left before the checksum's end, which has 32");
+  if (in.left() != 0) {
+    throw HandoffError("archive: length: " + std::to_string(in.left()) + " bytes are left behind the last of " + std::to_string(count) + " handoffs");
   }
   return archive;
 }
@@ -246,6 +254,7 @@ HandoffArchive read_archive(const std::filesystem::path& path) {
       throw FileError("handoff archive " + path.string() + " cannot be read to its end");
   };
   try {
+    if (size < kHeaderBytes + handoff::kChecksumBytes) throw HandoffError("archive: " + std::to_string(size) + " bytes hold no handoffs");
     // Of a file that is something else no more is read than shows it.
     read_up_to(static_cast<std::size_t>(std::min<std::uintmax_t>(size, kHeaderBytes)));
     handoff::ByteReader header(bytes, "archive");

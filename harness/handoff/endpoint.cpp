@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "models/error.hpp"
+#include "models/handoff/bytes.hpp"
 
 namespace loopgauge::harness {
 
@@ -80,7 +81,7 @@ bool SenderEndpoint::receive(const std::vector<std::byte>& bytes) {
     }
     transfer.destinations = message.destinations;
   }
-  if (!message.reason.empty()) transfer.reason = message.reason;
+  if (!message.reason.empty()) transfer.reason = handoff::printable(message.reason);
   perform(found->first, transfer, transfer.machine.receive(message.kind));
   return true;
 }
@@ -222,6 +223,7 @@ ProtocolActions ReceiverEndpoint::reserve(Transfer& transfer) {
   int reserved = -1;
   try {
     const handoff::Descriptor descriptor = handoff::parse_descriptor(transfer.offer);
+    transfer.asked = descriptor.request;
     const std::vector<handoff::Memory> memory = target_.reserve(descriptor.request, descriptor);
     reserved = descriptor.request;
     for (const handoff::Memory& region : memory) transfer.destinations.push_back(transport_.expose(region));
@@ -291,6 +293,7 @@ void ReceiverEndpoint::perform(const handoff::TransferId& id, Transfer& transfer
       case handoff::ActionKind::activate: {
         const ProtocolActions more = action.kind == handoff::ActionKind::reserve ? reserve(transfer) : activate(transfer);
         if (transfer.request >= 0) by_request_[transfer.request] = id;
+        else if (transfer.asked >= 0) by_request_.try_emplace(transfer.asked, id);  // so that whoever waits for it learns why
         actions.insert(actions.end(), more.begin(), more.end());
         break;
       }

@@ -105,7 +105,8 @@ class ReceiverEndpoint {
  private:
   struct Transfer {
     handoff::Receiver machine;
-    int request = -1;
+    int request = -1;   // reserved
+    int asked = -1;     // named by an offer that was refused
     std::vector<std::byte> offer;
     std::vector<handoff::Destination> destinations;
     std::vector<handoff::RegionSummary> summaries;
@@ -120,7 +121,7 @@ class ReceiverEndpoint {
   handoff::Target& target_;
   handoff::ReceiverTransport& transport_;
   std::map<handoff::TransferId, Transfer> transfers_;
-  std::map<int, handoff::TransferId> by_request_;   // the latest transfer of a request
+  std::map<int, handoff::TransferId> by_request_;   // the latest transfer of a request, a refused one where there is no other
   bool peer_lost_ = false;
 };
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "harness/handoff/side_runs.hpp"
 
+#include <algorithm>
 #include <functional>
 #include <string>
 
@@ -146,8 +147,10 @@ RunRecord run_prefill_side(Executor& executor, const Plan& plan, const Trace& tr
     handoff::Source* source = executor.handoff_source();
     if (source == nullptr) throw UnsupportedError("the " + executor.name() + " executor takes no part in handoffs");
     const auto transport = make_socket_sender(connection, side.place);
+    HandoffLimits limits = side.limits;
+    limits.partition_bytes = std::min(limits.partition_bytes, kMostPartitionBytes);
     // Lives of a sender are told apart by the time at which they begin.
-    SenderEndpoint sender(*source, *transport, static_cast<std::uint64_t>(Clock::now().time_since_epoch().count()), side.limits);
+    SenderEndpoint sender(*source, *transport, static_cast<std::uint64_t>(Clock::now().time_since_epoch().count()), limits);
     HandoffClocks clocks(sender);
     Side here(sender, side, [&] { clocks.note_closed(); });
     std::set<int> handed, cancelled;

@@ -35,12 +35,14 @@ using handoff::ByteReader;
 using handoff::ByteWriter;
 using handoff::HandoffError;
 using handoff::MemoryPlace;
+using handoff::printable;
 
 constexpr std::string_view kMagic = "LGPDSOCK";
 constexpr std::uint32_t kVersion = 3;
 constexpr std::size_t kHeaderBytes = 8;
 constexpr std::uint32_t kMaximumTextBytes = 4096;  // of a text in the first frame
-constexpr std::size_t kMaximumFrameBytes = std::size_t{1} << 27;
+constexpr std::size_t kMaximumFrameBytes = kMostPartitionBytes + 24;  // of data: ticket, address and offset before the bytes
+static_assert(kMaximumFrameBytes == std::size_t{1} << 27);
 constexpr std::chrono::milliseconds kPause{1};
 
 enum class FrameKind : std::uint32_t {
@@ -81,12 +83,6 @@ constexpr std::pair<std::string_view, std::string RunIdentity::*> kIdentityField
     {"model (SHA-256)", &RunIdentity::model_sha256},
     {"profile", &RunIdentity::profile},
 };
-
-// What another process says, in a message.
-std::string printable(std::string text) {
-  for (char& c : text) c = c < ' ' || c > '~' ? '?' : c;
-  return text;
-}
 
 bool readable(int descriptor) {
   pollfd wait{descriptor, POLLIN, 0};
@@ -181,7 +177,7 @@ class SocketConnection {
       at += kHeaderBytes + length;
       if (frame.kind == FrameKind::goodbye) {
         goodbye_ = true;
-        reason_ = std::string(reinterpret_cast<const char*>(frame.body.data()), frame.body.size());
+        reason_ = printable(std::string(reinterpret_cast<const char*>(frame.body.data()), frame.body.size()));
       } else {
         frames_.push_back(std::move(frame));
       }
@@ -469,6 +465,11 @@ class BoundPath {
   const bool known_;
 };
 
+void require_folder(const std::filesystem::path& path) {
+  const std::filesystem::path folder = std::filesystem::absolute(path).parent_path();
+  if (!std::filesystem::is_directory(folder)) throw socket_error(path, "folder " + folder.string() + " does not exist");
+}
+
 int process_at(const Descriptor& descriptor, const std::filesystem::path& path) {
   ucred peer{};
   socklen_t length = sizeof peer;
@@ -482,6 +483,7 @@ std::shared_ptr<SocketConnection> adopt_socket(int descriptor, int peer) { retur
 
 std::shared_ptr<SocketConnection> accept_handoffs(const std::filesystem::path& path, std::chrono::milliseconds at_most) {
   const sockaddr_un address = address_of(path);
+  require_folder(path);
   const PathLock lock(path);
   const Descriptor listening = new_socket(path);
   struct stat existing{};
@@ -506,7 +508,6 @@ std::shared_ptr<SocketConnection> accept_handoffs(const std::filesystem::path& p
 
 std::shared_ptr<SocketConnection> connect_handoffs(const std::filesystem::path& path, std::chrono::milliseconds at_most) {
   const sockaddr_un address = address_of(path);
-  const std::filesystem::path folder = std::filesystem::absolute(path).parent_path();
   const auto end = Clock::now() + at_most;
   for (;;) {
     Descriptor descriptor = new_socket(path);
@@ -519,7 +520,7 @@ std::shared_ptr<SocketConnection> connect_handoffs(const std::filesystem::path& 
     // What no decode side can make good by coming.
     struct stat existing{};
     if (stat(path.c_str(), &existing) == 0 && !S_ISSOCK(existing.st_mode)) throw socket_error(path, "is no socket");
-    if (!std::filesystem::is_directory(folder)) throw socket_error(path, "folder " + folder.string() + " does not exist");
+    require_folder(path);
     throw_if_interrupted();
     if (Clock::now() > end) throw socket_error(path, "no decode side waits there (loopgauge pd serve)");
     std::this_thread::sleep_for(kPause);

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -16,6 +17,9 @@
 namespace loopgauge::harness {
 
 class SocketConnection;
+
+// Of one partition that goes over a socket.
+inline constexpr std::size_t kMostPartitionBytes = (std::size_t{1} << 27) - 24;
 
 // Waits for one sender, for at most so long. The path is made for it and removed; a socket that a process left behind is replaced. Beside it lies
 // PATH.lock for so long: where another process has it locked, that one waits there and is left alone. Throws FileError naming the path.

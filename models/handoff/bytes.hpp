@@ -69,6 +69,9 @@ class ByteReader {
   std::string_view what_;
 };
 
+// What another process or a file says, in a message: bytes that are no printable ASCII as question marks.
+std::string printable(std::string text);
+
 // SHA-256 as 32 bytes, and as 64 hexadecimal digits.
 std::vector<std::byte> sha256_bytes(std::span<const std::byte> data);
 std::vector<std::byte> from_hexadecimal(const std::string& digits);

@@ -42,6 +42,34 @@ std::string prompt_digest(const std::vector<std::int32_t>& prompt) {
   return hash.hex_digest();
 }
 
+ElementType element_of(Profile profile) { return profile == Profile::double_precision ? ElementType::float64 : ElementType::bfloat16; }
+
+// The text is that of EffectiveConfig::canonical_json(), as far as fields say the same.
+void check_configuration(const Descriptor& d) {
+  const nlohmann::json json = nlohmann::json::parse(d.configuration, nullptr, false);
+  if (json.is_discarded() || !json.is_object()) refuse("configuration", "is no JSON object");
+  if (json.dump() != d.configuration) refuse("configuration", "is not in its canonical spelling: keys in order, no spaces");
+  const auto check = [&](const char* place, const nlohmann::json& field) {
+    const nlohmann::json::json_pointer pointer(place);
+    const bool there = json.contains(pointer);
+    if (there && json.at(pointer) == field) return;
+    refuse("configuration", "says " + (there ? json.at(pointer).dump() : std::string("nothing")) + " at " + place + ", the field says " + field.dump());
+  };
+  check("/loops", d.loops);
+  check("/window", d.window);
+  check("/kv_residual_quantization/enabled", d.quantized);
+  check("/kv_residual_quantization/policy", to_string(d.policy));
+  check("/kv_residual_quantization/timing", to_string(d.timing));
+  check("/kv_residual_quantization/flush", to_string(d.flush));
+  check("/kv_residual_quantization/tail", d.tail);
+  check("/kv_residual_quantization/bits", d.code_bits);
+  check("/kv_residual_quantization/group", d.k_group_size);
+  const bool selects = std::any_of(d.retention_bp.begin(), d.retention_bp.end(), [](std::int32_t share) { return share != kBasisPoints; });
+  if (selects) check("/token_sparse_prefill/enabled", true);
+  const nlohmann::json::json_pointer selecting("/token_sparse_prefill/enabled");
+  if (json.contains(selecting) && json.at(selecting) == true) check("/token_sparse_prefill/retention_bp", d.retention_bp);
+}
+
 // "kv_residual_quantization.tail is 64, here it is 32".
 std::string configuration_difference(const std::string& found, const std::string& expected) {
   if (found == expected) return {};
@@ -66,6 +94,11 @@ std::string configuration_difference(const std::string& found, const std::string
 }
 
 }  // namespace
+
+std::string printable(std::string text) {
+  for (char& c : text) c = c < ' ' || c > '~' ? '?' : c;
+  return text;
+}
 
 std::vector<std::byte> sha256_bytes(std::span<const std::byte> data) {
   Sha256 hash;
@@ -98,7 +131,7 @@ std::size_t element_bytes(ElementType type) { return type == ElementType::bfloat
 std::string_view to_string(ElementType type) { return type == ElementType::bfloat16 ? "bfloat16" : "float64"; }
 
 Descriptor make_descriptor(const ModelConfig& model, const std::string& model_sha256, const EffectiveConfig& config, int request_index,
-                           const TraceRequest& request, ElementType element) {
+                           const TraceRequest& request, Profile profile) {
   Descriptor d;
   d.model_sha256 = model_sha256;
   d.prompt_sha256 = prompt_digest(request.prompt);
@@ -113,7 +146,8 @@ Descriptor make_descriptor(const ModelConfig& model, const std::string& model_sh
   d.window = config.window();
   d.tail = config.q().tail;
   if (config.selects_tokens()) std::copy(config.t().retention_bp.begin(), config.t().retention_bp.end(), d.retention_bp.begin());
-  d.element = element;
+  d.element = element_of(profile);
+  d.profile = profile;
   d.quantized = config.q().enabled;
   d.policy = config.q().policy;
   d.timing = config.q().timing;
@@ -146,7 +180,8 @@ std::vector<std::byte> serialize(const Descriptor& d) {
   out.integer(static_cast<std::uint8_t>(d.policy));
   out.integer(static_cast<std::uint8_t>(d.timing));
   out.integer(static_cast<std::uint8_t>(d.flush));
-  for (int i = 0; i < 3; ++i) out.integer(std::uint8_t{0});
+  out.integer(static_cast<std::uint8_t>(d.profile));
+  for (int i = 0; i < 2; ++i) out.integer(std::uint8_t{0});
   out.integer(d.request);
   out.integer(static_cast<std::uint32_t>(d.configuration.size()));
   if (out.size() != kDescriptorFixedBytes) throw InternalError("a descriptor's fixed part has " + std::to_string(out.size()) + " bytes");
@@ -202,7 +237,11 @@ Descriptor parse_descriptor(std::span<const std::byte> bytes) {
   d.policy = one_of<EncodingPolicy>(in, "policy", 0, 2);
   d.timing = one_of<EncodingTiming>(in, "timing", 0, 1);
   d.flush = one_of<FlushRule>(in, "flush", 0, 1);
-  for (int i = 0; i < 3; ++i) {
+  d.profile = one_of<Profile>(in, "profile", 0, 2);
+  if (d.element != element_of(d.profile)) {
+    refuse("element type", "is " + std::string(to_string(d.element)) + ", which is not that of profile " + std::string(to_string(d.profile)));
+  }
+  for (int i = 0; i < 2; ++i) {
     if (in.integer<std::uint8_t>() != 0) refuse("padding", "is not zero");
   }
   d.request = ranged(in, "request", 0, (std::int64_t{1} << 31) - 1);
@@ -211,6 +250,7 @@ Descriptor parse_descriptor(std::span<const std::byte> bytes) {
     refuse("configuration", "of " + std::to_string(length) + " bytes does not fit into the descriptor");
   }
   d.configuration = in.text(length);
+  check_configuration(d);
   return d;
 }
 
@@ -233,6 +273,7 @@ std::string first_difference(const Descriptor& found, const Descriptor& expected
   check("head_dim", found.head_dim, expected.head_dim);
   check("hidden", found.hidden, expected.hidden);
   check("vocab", found.vocab, expected.vocab);
+  check_word("profile", found.profile, expected.profile);
   check_word("element type", found.element, expected.element);
   if (text.empty()) text = configuration_difference(found.configuration, expected.configuration);
   check("window", found.window, expected.window);

@@ -13,11 +13,12 @@
 #include "models/algorithm_config.hpp"
 #include "models/error.hpp"
 #include "models/model_config.hpp"
+#include "models/profile.hpp"
 #include "models/trace.hpp"
 
 namespace loopgauge::handoff {
 
-inline constexpr std::uint32_t kDescriptorVersion = 1;
+inline constexpr std::uint32_t kDescriptorVersion = 2;
 inline constexpr std::size_t kDescriptorFixedBytes = 160;         // before the configuration's text
 inline constexpr std::size_t kMaximumConfigurationBytes = 4096;
 inline constexpr std::size_t kChecksumBytes = 32;                 // SHA-256, not in hexadecimal digits
@@ -27,7 +28,7 @@ struct HandoffError : Error {
   explicit HandoffError(const std::string& message) : Error(ErrorKind::input, message) {}
 };
 
-// Of K/V rows that are not encoded and of hidden rows. float64 is the reference's `double` profile.
+// Of K/V rows that are not encoded and of hidden rows. float64 is that of the profile `double`.
 enum class ElementType : std::uint8_t { bfloat16 = 1, float64 = 2 };
 std::size_t element_bytes(ElementType type);
 std::string_view to_string(ElementType type);
@@ -50,6 +51,7 @@ struct Descriptor {
   std::int32_t tail = 0;
   std::array<std::int32_t, kLoops> retention_bp{kBasisPoints, kBasisPoints, kBasisPoints, kBasisPoints};  // all 10000 where nothing is selected
   ElementType element = ElementType::bfloat16;
+  Profile profile = Profile::declared;         // bits of one profile that are gone on with by another are those of neither
   bool quantized = false;
   std::uint8_t code_bits = 4;
   DepthRepresentation depth = DepthRepresentation::compact_rows;
@@ -64,10 +66,11 @@ struct Descriptor {
 };
 
 Descriptor make_descriptor(const ModelConfig& model, const std::string& model_sha256, const EffectiveConfig& config, int request_index,
-                           const TraceRequest& request, ElementType element);
+                           const TraceRequest& request, Profile profile);
 
 std::vector<std::byte> serialize(const Descriptor& descriptor);
-// Throws HandoffError naming the first of magic, version, length, checksum and fields that is not acceptable. Reads nothing outside `bytes`.
+// Throws HandoffError naming the first of magic, version, length, checksum and fields that is not acceptable, the configuration among them: canonical
+// JSON that says what the fields say. Reads nothing outside `bytes`.
 Descriptor parse_descriptor(std::span<const std::byte> bytes);
 
 // "window is 128, here it is 256": the first field in which a descriptor differs from what this end expects; empty when none does. A

@@ -23,12 +23,8 @@ using handoff::Region;
 using handoff::RegionKind;
 
 template <class P>
-constexpr handoff::ElementType kElement =
-    std::is_same_v<typename P::Real, double> ? handoff::ElementType::float64 : handoff::ElementType::bfloat16;
-
-template <class P>
 handoff::Descriptor descriptor_of(const RunContext<P>& run, const RequestState<P>& s) {
-  return handoff::make_descriptor(run.model, run.model_sha256, run.config, s.index, *s.request, kElement<P>);
+  return handoff::make_descriptor(run.model, run.model_sha256, run.config, s.index, *s.request, run.options.profile);
 }
 
 // A value of K, V or hidden: BF16 exactly, or FP64.

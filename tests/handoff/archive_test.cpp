@@ -73,6 +73,21 @@ TEST_F(Archive, TheDoubleProfileTravelsUnrounded) {
   EXPECT_THROW(decoded(archived(config, options), config), FileError) << "the other end reads BF16";
 }
 
+TEST_F(Archive, AnotherProfileIsRefusedByName) {
+  const AlgorithmConfig config = switches("t1s1q1");
+  const RunOptions reordered = with_profile(Profile::reordered);
+  for (const bool there : {false, true}) {
+    try {
+      if (there) decoded(archived(config), config, reordered);
+      else decoded(archived(config, reordered), config);
+      FAIL() << "bits of one profile were gone on with by another";
+    } catch (const FileError& error) {
+      const std::string expected = there ? "profile is declared, here it is reordered" : "profile is reordered, here it is declared";
+      EXPECT_NE(std::string(error.what()).find(expected), std::string::npos) << error.what();
+    }
+  }
+}
+
 TEST_F(Archive, AnotherModelConfigurationPromptOrRequestIsRefusedByName) {
   const HandoffArchive archive = archived(switches("t1s1q1"));
   const auto refusal = [&](const AlgorithmConfig& config) -> std::string {
@@ -95,7 +110,7 @@ TEST_F(Archive, AnotherModelConfigurationPromptOrRequestIsRefusedByName) {
   EXPECT_NE(refusal(switches("t1s1q1")).find("prompt fingerprint"), std::string::npos);
   trace_.requests[1].prompt[3] = kept;
   trace_.requests.push_back(request(2, 70, 1));
-  EXPECT_EQ(refusal(switches("t1s1q1")), "the archive holds no handoff of request 2");
+  EXPECT_EQ(refusal(switches("t1s1q1")), "the archive holds no handoff of request 2 (it holds those of 0, 1): export the case again");
   trace_.requests.pop_back();
   checkpoint_.sha256 = std::string(64, '8');
   EXPECT_NE(refusal(switches("t1s1q1")).find("model fingerprint is 7777"), std::string::npos);
@@ -117,6 +132,27 @@ TEST_F(Archive, HasTheseBytesAroundItsRegions) {
     for (const auto& region : handoff.data) size += region.size();
   }
   EXPECT_EQ(bytes.size(), size);
+}
+
+TEST_F(Archive, TextThatIsNotPrintableAndACountThatIsWrongAreRefusedByName) {
+  HandoffArchive archive = archived(switches("t0s0q0"));
+  archive.producer = "a\x1b[31m";
+  const auto refusal = [](std::vector<std::byte> bytes) -> std::string {
+    try {
+      harness::parse_archive(bytes);
+      return "accepted";
+    } catch (const handoff::HandoffError& error) {
+      return error.what();
+    }
+  };
+  EXPECT_EQ(refusal(harness::serialize(archive)), "archive: producer 'a?[31m' is no printable ASCII text");
+  archive.producer = "test";
+  auto bytes = harness::serialize(archive);
+  bytes[12] = std::byte{3};
+  bytes.resize(bytes.size() - handoff::kChecksumBytes);
+  const auto sum = handoff::sha256_bytes(bytes);
+  bytes.insert(bytes.end(), sum.begin(), sum.end());
+  EXPECT_EQ(refusal(bytes), "archive: length: it ends 4 bytes before the end of a field");
 }
 
 // Cut off anywhere, damaged anywhere, sealed again or not: refused, and nothing outside is read (the sanitizers watch).
@@ -182,6 +218,7 @@ TEST_F(Archive, AFileWhoseHeaderDoesNotFitIsRefusedBeforeItIsRead) {
   const std::uintmax_t huge = std::uintmax_t{1} << 40;
   EXPECT_NE(refusal(bytes.size(), huge).find("length says " + std::to_string(bytes.size()) + " bytes, there are 1099511627776"), std::string::npos);
   EXPECT_NE(refusal(0, huge).find("magic is not LGPDFILE"), std::string::npos);
+  EXPECT_NE(refusal(0, 0).find("0 bytes hold no handoffs"), std::string::npos);
   for (const std::size_t cut : {std::size_t{0}, std::size_t{7}, std::size_t{23}, std::size_t{24}, bytes.size() - 1})
     EXPECT_NE(refusal(bytes.size(), cut).find(path.string() + ": "), std::string::npos) << cut;
   std::filesystem::remove(path);

@@ -40,7 +40,7 @@ TEST(Descriptor, HasTheseBytes) {
   const std::string text = handoff::to_hexadecimal(serialize(sample()));
   const std::string head =
       "4c47504444455343"  // LGPDDESC
-      "01000000";         // version
+      "02000000";         // version
   EXPECT_EQ(text.substr(0, head.size()), head);
   EXPECT_EQ(text.substr(2 * 16, 64), std::string(64, 'a'));                                                // model
   EXPECT_EQ(text.substr(2 * 48, 64), "1fbdefc8c643c6edc667cbffd9c8ece02dc1a4a5015da371e65794d0981c6c50");  // prompt
@@ -70,8 +70,9 @@ TEST(Descriptor, HasTheseBytes) {
             "02"
             "00"
             "00"
-            "000000"
-            "05000000");  // streaming, serial_aligned, committed, zero, request
+            "00"
+            "0000"
+            "05000000");  // streaming, serial_aligned, committed, declared, zero, request
   const auto bytes = serialize(sample());
   EXPECT_EQ(std::to_integer<std::size_t>(bytes[156]) + 256 * std::to_integer<std::size_t>(bytes[157]), sample().configuration.size());
   EXPECT_EQ(bytes.size(), handoff::kDescriptorFixedBytes + sample().configuration.size() + handoff::kChecksumBytes);
@@ -97,7 +98,7 @@ TEST(Descriptor, RefusesWhatItDoesNotKnow) {
   };
   EXPECT_EQ(refusal(good), "accepted");
   EXPECT_NE(with(0, {'X'}).find("magic"), std::string::npos);
-  EXPECT_EQ(with(8, {2}), "descriptor: version 2 is not the version 1 that can be read");
+  EXPECT_EQ(with(8, {1}), "descriptor: version 1 is not the version 2 that can be read");
   EXPECT_NE(with(12, {1}).find("length"), std::string::npos);
   EXPECT_NE(with(80, {0, 0}).find("layers 0 is not between 1 and 1024"), std::string::npos);
   EXPECT_NE(with(84, {5}).find("loops 5"), std::string::npos);
@@ -106,18 +107,48 @@ TEST(Descriptor, RefusesWhatItDoesNotKnow) {
   EXPECT_NE(with(112, {0x81}).find("window 129 is not a multiple of 64"), std::string::npos);
   EXPECT_NE(with(124, {0, 1}).find("retention of loop 2"), std::string::npos);
   EXPECT_NE(with(132, {0x10, 0x27}).find("retention of loop 4 10000 is not between 1 and 2500"), std::string::npos);
-  EXPECT_NE(with(136, {3}).find("element type code 3 is not known to version 1"), std::string::npos);
+  EXPECT_NE(with(136, {3}).find("element type code 3 is not known to version 2"), std::string::npos);
   EXPECT_NE(with(138, {8}).find("code bits 8 are not 4"), std::string::npos);
   EXPECT_NE(with(139, {2}).find("depth representation"), std::string::npos);
   EXPECT_NE(with(140, {2}).find("K group axis"), std::string::npos);
   EXPECT_NE(with(142, {32}).find("group size"), std::string::npos);
   EXPECT_NE(with(146, {3}).find("policy"), std::string::npos);
+  EXPECT_NE(with(149, {3}).find("profile code 3 is not known to version 2"), std::string::npos);
+  EXPECT_EQ(with(149, {2}), "descriptor: element type is bfloat16, which is not that of profile double");
+  EXPECT_EQ(with(136, {2}), "descriptor: element type is float64, which is not that of profile declared");
   EXPECT_NE(with(150, {1}).find("padding"), std::string::npos);
   EXPECT_NE(with(156, {1}).find("configuration"), std::string::npos);
   auto damaged = good;
   damaged[100] ^= std::byte{1};
   EXPECT_NE(refusal(damaged).find("checksum"), std::string::npos);
   for (std::size_t count = 0; count < good.size(); ++count) EXPECT_NE(refusal(std::span(good).first(count)), "accepted") << count;
+}
+
+TEST(Descriptor, RefusesAConfigurationThatIsNoneOrSaysOtherThanTheFields) {
+  const auto with_text = [](const std::string& text) {
+    Descriptor changed = sample();
+    changed.configuration = text;
+    return refusal(serialize(changed));
+  };
+  const std::string good = sample().configuration;
+  EXPECT_EQ(with_text(good), "accepted");
+  for (const char* text : {"", "nonsense", "5", "[]", "{\"window\":", "\xff\xfe"}) EXPECT_EQ(with_text(text), "descriptor: configuration is no JSON object") << text;
+  EXPECT_NE(with_text(" " + good).find("canonical spelling"), std::string::npos);
+  EXPECT_EQ(with_text("{}"), "descriptor: configuration says nothing at /loops, the field says 4");
+  const auto with_field = [](auto change) {
+    Descriptor changed = sample();
+    change(changed);
+    return refusal(serialize(changed));
+  };
+  EXPECT_EQ(with_field([](Descriptor& d) { d.policy = EncodingPolicy::rolling; }),
+            "descriptor: configuration says \"streaming\" at /kv_residual_quantization/policy, the field says \"rolling\"");
+  EXPECT_NE(with_field([](Descriptor& d) { d.timing = EncodingTiming::execution_dependent; }).find("/kv_residual_quantization/timing"), std::string::npos);
+  EXPECT_NE(with_field([](Descriptor& d) { d.flush = FlushRule::eager; }).find("/kv_residual_quantization/flush"), std::string::npos);
+  EXPECT_NE(with_field([](Descriptor& d) { d.quantized = false; }).find("/kv_residual_quantization/enabled"), std::string::npos);
+  EXPECT_NE(with_field([](Descriptor& d) { d.tail = 71; }).find("/kv_residual_quantization/tail"), std::string::npos);
+  EXPECT_NE(with_field([](Descriptor& d) { d.window = 256; }).find("/window"), std::string::npos);
+  EXPECT_NE(with_field([](Descriptor& d) { d.retention_bp[3] = 999; }).find("/token_sparse_prefill/retention_bp"), std::string::npos);
+  EXPECT_NE(with_field([](Descriptor& d) { d.retention_bp = {10000, 10000, 10000, 10000}; }).find("/token_sparse_prefill/retention_bp"), std::string::npos);
 }
 
 TEST(Descriptor, NamesTheFieldThatDiffers) {
@@ -134,6 +165,7 @@ TEST(Descriptor, NamesTheFieldThatDiffers) {
   EXPECT_EQ(differing([](Descriptor& d) { d.policy = EncodingPolicy::rolling; }), "policy is rolling, here it is streaming");
   EXPECT_EQ(differing([](Descriptor& d) { d.prompt_length = 299; }), "prompt_length is 299, here it is 300");
   EXPECT_EQ(differing([](Descriptor& d) { d.request = 1; }), "request is 1, here it is 5");
+  EXPECT_EQ(differing([](Descriptor& d) { d.profile = Profile::reordered; }), "profile is reordered, here it is declared");
   EXPECT_EQ(differing([](Descriptor& d) { d.element = handoff::ElementType::float64; }), "element type is float64, here it is bfloat16");
   EXPECT_NE(differing([](Descriptor& d) { d.prompt_sha256 = std::string(64, '0'); }).find("prompt fingerprint"), std::string::npos);
   // Settings that no field of its own carries are named by their path.

@@ -332,6 +332,10 @@ TEST_F(Endpoints, ARequestThatIsHereAlreadyOrOfAnotherModelIsRefused) {
   EXPECT_NE(sender_->reason(1).find("model fingerprint is " + std::string(64, '8') + ", here it is " + std::string(64, '7')),
             std::string::npos)
       << sender_->reason(1);
+  // Whoever waits for the request there learns it too, and of the one that is here nothing changes.
+  EXPECT_EQ(receiver_->outcome(1), Outcome::refused);
+  EXPECT_EQ(receiver_->reason(1), sender_->reason(1));
+  EXPECT_EQ(receiver_->state(0), handoff::Receiver::State::active);
 }
 
 TEST_F(Endpoints, WhatWasExportedDoesNotChangeWithTheRequest) {

@@ -36,7 +36,7 @@ inline TraceRequest prompt_of(int length) {
 
 inline handoff::Descriptor descriptor_of(const ModelConfig& model, const AlgorithmConfig& config, int prompt_length, int index = 0) {
   return handoff::make_descriptor(model, std::string(64, 'a'), EffectiveConfig::resolve(config, model), index, prompt_of(prompt_length),
-                                  handoff::ElementType::bfloat16);
+                                  Profile::declared);
 }
 
 // One random change of a byte string: bytes set, inserted, removed, swapped, the end cut off, a word made extreme.

@@ -153,7 +153,8 @@ TEST(ExitCode, HandoffsBetweenProcesses) {
   write_file(folder / "file", "text");
   // At once, not after the lease of a minute.
   expect_failure({"pd", "send", in_case, "--socket", (folder / "file").string()}, 3, "is no socket");
-  expect_failure({"pd", "send", in_case, "--socket", (folder / "none" / "socket").string()}, 3, "none does not exist");
+  for (const char* side : {"serve", "send"})
+    expect_failure({"pd", side, in_case, "--socket", (folder / "none" / "socket").string()}, 3, "none does not exist");
   expect_failure({"pd", "serve", in_case, "--socket", (folder / "file").string()}, 3, "is there already and no socket");
   const std::string file = (folder / "file").string();
   expect_failure({"pd", "serve", in_case, "--socket", socket, "--lease", "0.2", "--dump", file}, 3, "so it is not replaced");
