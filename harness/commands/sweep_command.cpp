@@ -379,6 +379,8 @@ void add_sweep_command(CLI::App& app, int& exit_code) {
       "  loopgauge sweep --set speculation --filter 'block_spec*' --executor reference\n"
       "  loopgauge sweep --set ci --mode serial mixed.b64+prefix+preempt async+graph --filter '*/four'\n"
       "  loopgauge sweep --set ci --grid 'switches=t1s0q0 window=64,256' 'switches=t0s1q0 keys=500,2000' --measure quality\n"
+      "  loopgauge sweep --set ci --mode block_spec.d2.k4 --grid 'switches=t0s1q1 window=64 tail=5 timing=serial_aligned,execution_dependent "
+      "flush=committed,eager' --filter '*q1:*/greedy' --measure modes\n"
       "  loopgauge sweep --set smoke --time-runs 5                     times with a spread, on a device\n"
       "  loopgauge sweep --set smoke --mutant early_flush\n"
       "  loopgauge sweep --set smoke --mutant stale_reference_slot --executor optimized\n"
