@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "harness/io/dump_file.hpp"
 #include "harness/io/hdf5.hpp"
 #include "models/error.hpp"
 
@@ -140,12 +141,10 @@ FileDecisions read_decisions(const std::filesystem::path& path, const Trace& tra
   const h5::File file = h5::File::open_readonly(path);
   const h5::Group root = file.root();
   const std::string format = root.string_attribute("format");
-  if (format != "loopgauge-dump" && format != "loopgauge-expected") {
-    root.fail("format is \"" + format + "\", expected \"loopgauge-dump\" or \"loopgauge-expected\"");
+  if (format != kDumpFormat && format != kExpectedFormat) {
+    root.fail("format is \"" + format + "\", expected \"" + std::string(kDumpFormat) + "\" or \"" + std::string(kExpectedFormat) + "\"");
   }
-  if (const std::int64_t version = root.int_attribute("version"); version != 1) {
-    root.fail("version is " + std::to_string(version) + ", this program reads version 1");
-  }
+  require_dump_version(root);
   if (root.has_attribute("trace") && root.string_attribute("trace") != trace.name) {
     root.fail("holds decisions for trace " + root.string_attribute("trace") + ", the run replays " + trace.name);
   }

@@ -21,9 +21,10 @@ struct FileDecisions {
 
 // Reads what this configuration decides: `active/loop3` and `loop4` of every request where T selects (both are required), `keys/step<j>`
 // where S is on and all layers are there, `exit_depths` where an exit rule decides. Everything else in the file is left alone, so that a
-// file restricted to some rows of its other tensors will do. Throws FileError naming the object when the file is unreadable, belongs to
-// another trace, lacks a request or its token sets, or holds a set that this configuration cannot have decided: not ascending, outside the
-// window or the context, a token of loop 4 that is not one of loop 3, or another number of members than the budget.
+// file restricted to some rows of its other tensors will do. Throws FileError naming the object when the file is unreadable, of a version
+// that no dump has, belongs to another trace, lacks a request or its token sets, or holds a set that this configuration cannot have
+// decided: not ascending, outside the window or the context, a token of loop 4 that is not one of loop 3, or another number of members
+// than the budget.
 // Throws ConfigError when the configuration decides nothing that could be forced.
 FileDecisions read_decisions(const std::filesystem::path& path, const Trace& trace, const EffectiveConfig& config,
                              const ModelConfig& model);

@@ -17,7 +17,6 @@
 namespace loopgauge::harness {
 namespace {
 
-constexpr std::string_view kExpectedFormat = "loopgauge-expected";
 // A file states the lowest version that has everything it holds: 2 has rounds of speculation.
 constexpr std::int64_t kVersion = 2, kVersionWithoutRounds = 1;
 constexpr std::int64_t kMaxRequests = 65536;
@@ -493,10 +492,7 @@ DumpInfo read_root_attributes(const h5::Group& root) {
     root.fail("is an expected file of the handed cases, which holds a selection of rows; compare a dump with it by data/cases/compare.py");
   }
   if (format != kDumpFormat) root.fail("format is \"" + format + "\", expected \"" + std::string(kDumpFormat) + "\"");
-  const std::int64_t version = root.int_attribute("version");
-  if (version < kVersionWithoutRounds || version > kVersion) {
-    root.fail("version is " + std::to_string(version) + ", this program reads versions 1 and " + std::to_string(kVersion));
-  }
+  require_dump_version(root);
   root.allow_only(kMembers, kAttributes);
 
   const auto optional = [&](const char* name) { return root.has_attribute(name) ? root.string_attribute(name) : std::string(); };
@@ -529,6 +525,13 @@ DumpInfo read_root_attributes(const h5::Group& root) {
 }
 
 }  // namespace
+
+void require_dump_version(const h5::Group& root) {
+  const std::int64_t version = root.int_attribute("version");
+  if (version >= kVersionWithoutRounds && version <= kVersion) return;
+  root.fail("version is " + std::to_string(version) + ", this program reads versions " + std::to_string(kVersionWithoutRounds) + " and " +
+            std::to_string(kVersion));
+}
 
 void require_dump_replaceable(const std::filesystem::path& dump_file) {
   if (dump_file.empty()) return;

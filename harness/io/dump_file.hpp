@@ -14,7 +14,12 @@
 
 namespace loopgauge::harness {
 
-inline constexpr std::string_view kDumpFormat = "loopgauge-dump";  // root attribute `format`
+namespace h5 {
+class Group;
+}
+
+inline constexpr std::string_view kDumpFormat = "loopgauge-dump";          // root attribute `format`
+inline constexpr std::string_view kExpectedFormat = "loopgauge-expected";  // of the handed cases, which hold some rows of a dump
 
 // Root attributes of a dump, of the same names (`case_id` is `case`).
 struct DumpInfo {
@@ -54,6 +59,9 @@ RecordGroups record_groups(const std::vector<std::string>& only);
 
 // Atomic. A tensor that was not recorded has no dataset.
 void write_dump(const std::filesystem::path& path, const RunRecord& record, const EffectiveConfig& config, const DumpOptions& options);
+
+// Throws FileError naming the versions that can be read when the dump, or the expected file in its layout, is of another one.
+void require_dump_version(const h5::Group& root);
 
 // Reads a whole dump back. Throws FileError naming the object when the file is not a dump of a known version, when extents disagree,
 // or when a dataset is restricted to some positions or heads (attributes `positions`, `heads`): a record has no place for holes.

@@ -75,6 +75,24 @@ TEST(Run, ForcedDecisionsAreTakenFromTheFile) {
   EXPECT_EQ(info.executor, "reference+forced_decisions");
 }
 
+// A dump of a run that speculated is of version 2: it has rounds beside the same decisions.
+TEST(Run, DecisionsOfASpeculatingRunAreTaken) {
+  const TemporaryFolder folder;
+  const std::string dump = (folder / "speculated.h5").string();
+  for (const char* settings : {"t1s1q0", "t1s1q1:rolling:serial_aligned:w64"}) {
+    const std::string rest = std::string("/") + settings + "/seven";
+    ASSERT_EQ(run_program({"run", "block_spec.d2.k4" + rest, "--dump", dump}).exit_code, 0);
+    DumpInfo info;
+    ASSERT_FALSE(read_dump(dump, info).requests[0].rounds.empty());
+    const auto plain = run_json({"serial" + rest, "--digest"});
+    for (const char* mode : {"serial", "pd", "block_spec.d1.k2"}) {
+      const auto forced = run_json({mode + rest, "--decisions", dump, "--digest"});
+      EXPECT_EQ(forced.at("digests"), plain.at("digests")) << mode << rest;
+      EXPECT_EQ(forced.at("forced_decisions").at("key_steps"), 8) << mode << rest;
+    }
+  }
+}
+
 TEST(Run, DecisionsThatTheConfigurationCannotHaveMadeAreRefused) {
   const TemporaryFolder folder;
   const std::string own = (folder / "own.h5").string();
