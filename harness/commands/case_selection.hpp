@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which cases a verb works on: `list` prints exactly what `sweep` with the same flags replays.
-//   --set smoke|ci|full|modes|pd|pd-ci|FILE   traces and cases of a set (data/sets); a word with a '/' or ending in .txt is a file
+//   --set NAME|FILE            traces and cases of a set of data/sets, such as smoke; a word with a '/' or ending in .txt is a file
 //   --traces FILE...           trace files instead of a set
 //   --mode MODE...             execution modes, in place of those of the set
 //   --grid GRID...             every trace under a grid of settings (harness/grid.hpp), in place of the enumerated ones

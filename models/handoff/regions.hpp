@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The regions of a handoff and where every byte of them lies (S-PD-2, S-PD-4). Neither executor stores K/V like this: the layout is the one
-// that both can be compared in, byte by byte. Byte layout with examples: models/handoff/README.md.
+// that both can be compared in, byte by byte. With the sizes in bytes: models/handoff/README.md.
 //
 // Windows are the request's selection windows [iW, min((i+1)W, P)). Encoded are the blocks that tile [0, E), cut at window boundaries; not
 // encoded are the positions [E, P), cut at window boundaries too ("tail" with quantization, "planes" without). Rows of loop r are those that

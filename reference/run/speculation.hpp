@@ -8,7 +8,8 @@
 
 namespace loopgauge::reference {
 
-// True when the item has a row that exists and is at the item's loop.
+// True when the item has something to run: the request goes on, and the first row of a draft, a round to verify, or for a stage a live token
+// that has completed the loop before the item's, or may begin.
 template <class P>
 bool is_speculative_work(const RequestState<P>& s, const WorkItem& item);
 
