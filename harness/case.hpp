@@ -15,8 +15,8 @@
 //     p<N>       split: at most N tokens of a window in one submission; without it, whole windows
 //     b<N>       mixed: token budget of a submission (256)
 //     c<N>       wcpb: windows of a chunk (1)
-//     d<N>       block_spec, pipeline_spec: loops of the draft (default 2)
-//     k<N>       block_spec: drafted tokens a round (default 4)
+//     d<N>       block_spec: loops of the draft, 1 or 2; pipeline_spec: 1 to 3 (default 2)
+//     k<N>       block_spec: drafted tokens a round, 1 to 64 (default 4)
 //     encoded    prefix: reuse encoded windows, not BF16 planes
 //     k<N>       prefix: at most N windows are published at once (no limit)
 //     p<N>       preempt: a request is preempted after every N of its loops (3)

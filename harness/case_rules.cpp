@@ -5,6 +5,7 @@
 
 #include "harness/case.hpp"
 #include "models/error.hpp"
+#include "models/plan.hpp"
 
 namespace loopgauge::harness {
 namespace {
@@ -30,12 +31,16 @@ bool serial_aligned_encoding(const Case& value) {
 // Tokens of one request that are in the pipeline at once: one per started group of d loops.
 int live_tokens(const ModeSpec& mode) { return (kLoops + mode.draft_depth - 1) / mode.draft_depth; }
 
+static_assert(kMostDraftLength == 64, "the rule and SPEC.md name it");
+
 // Ranges of mode parameters come first: later rules compute with them.
 constexpr std::array kRules{
     Rule{[](const Case& c) { return is(c, "block_spec") && (c.mode.draft_depth < 1 || c.mode.draft_depth > 2); },
          "block speculation drafts with one or two loops (d1, d2)", "block_spec.d3.k4/t0s0q0"},
     Rule{[](const Case& c) { return is(c, "block_spec") && c.mode.draft_length < 1; },
          "block speculation drafts at least one token (k1)", "block_spec.d2.k0/t0s0q0"},
+    Rule{[](const Case& c) { return is(c, "block_spec") && c.mode.draft_length > kMostDraftLength; },
+         "block speculation drafts at most 64 tokens a round (k64)", "block_spec.d2.k65/t0s0q0"},
     Rule{[](const Case& c) { return is(c, "pipeline_spec") && (c.mode.draft_depth < 1 || c.mode.draft_depth >= kLoops); },
          "a token pipeline advances one to three loops a cycle (d1, d2, d3)", "pipeline_spec.d4/t0s0q0"},
     Rule{[](const Case& c) { return is(c, "mixed") && c.mode.token_budget < 2; },

@@ -101,7 +101,9 @@ class Checker {
     const bool block = speculation_.kind == SpeculationKind::block;
     const int deepest = block ? 2 : config_.loops() - 1;
     if (depth() < 1 || depth() > deepest) return "a draft of " + std::to_string(depth()) + " loops is not within 1.." + std::to_string(deepest);
-    if (block && speculation_.draft_length < 1) return "a round drafts at least one token, not " + std::to_string(speculation_.draft_length);
+    if (block && (speculation_.draft_length < 1 || speculation_.draft_length > kMostDraftLength)) {
+      return "a round drafts 1.." + std::to_string(kMostDraftLength) + " tokens, not " + std::to_string(speculation_.draft_length);
+    }
     if (config_.exit().mode != ExitMode::full) return "speculation verifies all loops: it needs exit full";
     const auto& q = config_.q();
     if (q.enabled && q.timing == EncodingTiming::serial_aligned && q.tail < speculation_.live_rows()) {

@@ -64,12 +64,14 @@ enum class PlannedFailure {
 std::string_view to_string(PlannedFailure failure);
 PlannedFailure parse_planned_failure(std::string_view text);  // throws ConfigError listing the words; "none" is one
 
+inline constexpr int kMostDraftLength = 64;  // K of block speculation (S-SPEC-1)
+
 // How the plan speculates (S-SPEC, S-PIPE).
 enum class SpeculationKind { none, block, pipeline };
 struct Speculation {
   SpeculationKind kind = SpeculationKind::none;
-  int draft_depth = 0;                     // d: loops of a draft
-  int draft_length = 0;                    // block: K, drafted tokens of a round
+  int draft_depth = 0;                     // d: loops of a draft, 1..2 of a block, 1..3 of a pipeline
+  int draft_length = 0;                    // block: K, drafted tokens of a round, 1..kMostDraftLength
 
   // Rows of one request that are on their way at most: K + 1 of a block, ceil(4 / d) of a pipeline, otherwise 1.
   int live_rows() const;

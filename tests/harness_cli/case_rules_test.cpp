@@ -54,6 +54,13 @@ TEST(CaseRules, RangesOfModeParameters) {
   EXPECT_EQ(verdict("split+preempt.p0/t0s0q0/a"), "illegal");
   EXPECT_EQ(verdict("split+preempt.p1/t0s0q0/a"), "runs");
   EXPECT_EQ(verdict("prefix.k1/t0s0q0/a"), "runs");
+  EXPECT_EQ(verdict("block_spec.d3.k4/t0s0q0/a"), "illegal");
+  EXPECT_EQ(verdict("block_spec.d2.k0/t0s0q0/a"), "illegal");
+  EXPECT_EQ(verdict("block_spec.d2.k64/t0s0q0/a"), "runs");
+  EXPECT_EQ(verdict("block_spec.d2.k65/t0s0q0/a"), "illegal");
+  EXPECT_EQ(verdict("block_spec.d2.k2147483647/t0s0q1:rolling:serial_aligned/a"), "illegal");
+  EXPECT_EQ(verdict("pipeline_spec.d3/t0s0q0/a"), "runs");
+  EXPECT_EQ(verdict("pipeline_spec.d4/t0s0q0/a"), "illegal");
   EXPECT_EQ(verdict("pd/t0s0q0/a"), "runs");
   EXPECT_EQ(verdict("wcpb+prefix+pd+async/t0s0q0/a"), "runs");
   EXPECT_EQ(verdict("pd+preempt/t0s0q0/a"), "illegal");

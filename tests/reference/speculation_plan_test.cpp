@@ -2,6 +2,8 @@
 // Legality of plans that speculate (S-SPEC-6, S-PIPE-3, S-TIME-2): hand-made plans, each with one violation.
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "tests/reference/plan_rules.hpp"
 
 namespace loopgauge {
@@ -117,8 +119,10 @@ TEST_F(SpeculationPlanRules, SpeculationHasItsOwnLimits) {
   Plan plan = block({{{prompt()}}});
   plan.speculation.draft_depth = 3;
   expect_fault(plan, {"draft of 3 loops", "1..2"});
-  plan.speculation = {SpeculationKind::block, 2, 0};
-  expect_fault(plan, {"at least one token"});
+  for (const int length : {0, kMostDraftLength + 1, std::numeric_limits<int>::max()}) {
+    plan.speculation = {SpeculationKind::block, 2, length};
+    expect_fault(plan, {"a round drafts 1..64 tokens, not", std::to_string(length).c_str()});
+  }
   plan.speculation = {SpeculationKind::pipeline, 4, 0};
   expect_fault(plan, {"draft of 4 loops", "1..3"});
   plan.speculation = {SpeculationKind::block, 2, 2};
