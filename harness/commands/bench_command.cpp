@@ -12,6 +12,7 @@
 #include "harness/commands/bench_end_to_end_command.hpp"
 #include "harness/commands/command.hpp"
 #include "harness/commands/common_options.hpp"
+#include "harness/commands/option_checks.hpp"
 #include "harness/executor_by_name.hpp"
 #include "harness/progress.hpp"
 #include "harness/provenance.hpp"
@@ -136,7 +137,7 @@ void add_bench_command(CLI::App& app, int& exit_code) {
   command->add_option("--context", options->bench.context, "Prompt tokens")->type_name("N")->capture_default_str();
   command->add_option("--new-tokens", options->bench.new_tokens, "Decode steps")->type_name("N")->capture_default_str();
   command->add_option("--repeat", options->bench.repeat, "Measured runs, after one that is not measured")->type_name("N")->capture_default_str();
-  command->add_option("--seed", options->bench.seed, "Seed of the random prompt")->check(CLI::NonNegativeNumber)->type_name("N")->capture_default_str();
+  command->add_option("--seed", options->bench.seed, "Seed of the random prompt")->check(whole_number())->type_name("N")->capture_default_str();
   command->add_option("--output", options->output, "console, json, csv")->type_name("FORMAT")->capture_default_str();
   command->footer(
       "Examples:\n"

@@ -14,6 +14,7 @@
 #include "harness/bench/device_bench.hpp"
 #include "harness/bench/peers_bench.hpp"
 #include "harness/case.hpp"
+#include "harness/commands/option_checks.hpp"
 #include "models/error.hpp"
 
 namespace loopgauge::harness {
@@ -193,12 +194,12 @@ void add_bench_peers_command(CLI::App& bench, int& exit_code) {
   add_switches_option(*command, options->switches);
   add_repeats_option(*command, options->peers.repeats);
   command->add_option("--compile-seconds", options->peers.compile_seconds, "Time for torch.compile in all; 0: PyTorch runs eagerly, in its CUDA graph")
-      ->check(CLI::NonNegativeNumber)
+      ->check(real_number(0.0, 86400.0))
       ->capture_default_str();
   command->add_option("--tune-seconds", options->peers.tune_seconds, "Time for torch.compile to tune own kernels for batch 1, in all; 0: none")
-      ->check(CLI::NonNegativeNumber)
+      ->check(real_number(0.0, 86400.0))
       ->capture_default_str();
-  command->add_option("--script-seconds", options->peers.seconds, "Time for all of PyTorch")->check(CLI::PositiveNumber)->capture_default_str();
+  command->add_option("--script-seconds", options->peers.seconds, "Time for all of PyTorch")->check(real_number(0.01, 86400.0))->capture_default_str();
   add_bench_output_options(*command, options->output);
   command->footer(
       "Examples:\n"

@@ -2,12 +2,14 @@
 #include "harness/commands/bench_end_to_end_command.hpp"
 
 #include <iterator>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "harness/bench/end_to_end_bench.hpp"
 #include "harness/commands/bench_device_commands.hpp"
+#include "harness/commands/option_checks.hpp"
 #include "harness/io/data_paths.hpp"
 #include "models/error.hpp"
 #include "optimized/bench/step_bench.hpp"
@@ -67,10 +69,10 @@ void add_bench_end_to_end_command(CLI::App& bench, int& exit_code) {
   add_switches_option(*command, e2e.switches);
   command->add_option("--policy", options->policy, "Encoding policy of the settings with q1: fixed_prompt, rolling, streaming")->capture_default_str();
   command->add_option("--requests", options->requests, "Requests, in place of what the load has")->check(CLI::Range(1, 100000));
-  command->add_option("--rate", options->requests_per_s, "Requests per second, with exponential gaps; 0: all at once")->check(CLI::NonNegativeNumber);
+  command->add_option("--rate", options->requests_per_s, "Requests per second, with exponential gaps; 0: all at once")->check(real_number(0.0, 1e6));
   command->add_option("--prompts", e2e.prompt_tokens, "Prompt lengths to draw from")->delimiter(',')->check(CLI::Range(1, optimized::ouro_1_4b_shape().max_positions / 4));
   command->add_option("--new-tokens", options->new_tokens, "Tokens that each request generates")->check(CLI::Range(1, 4096));
-  command->add_option("--seed", e2e.seed, "Of arrivals and prompts: the same for every setting")->capture_default_str();
+  command->add_option("--seed", e2e.seed, "Of arrivals and prompts: the same for every setting")->check(whole_number())->capture_default_str();
   command->add_option("--executor", options->executor, "reference, optimized")->check(CLI::IsMember({"reference", "optimized"}))->capture_default_str();
   command->add_option("--checkpoint", options->checkpoint,
                       "Model folder (default: random weights at the shape of Ouro-1.4B, made on the device; with the reference the shipped ouro-tiny)")
@@ -84,7 +86,9 @@ void add_bench_end_to_end_command(CLI::App& bench, int& exit_code) {
       ->check(CLI::Range(1, 16))
       ->capture_default_str();
   command->add_flag("--graph", e2e.graph_replay, "Capture decode steps and replay them");
-  command->add_option("--reserve-bytes", e2e.reserve_bytes, "Of a device's free memory, kept back from requests")->check(CLI::NonNegativeNumber)->capture_default_str();
+  command->add_option("--reserve-bytes", e2e.reserve_bytes, "Of a device's free memory, kept back from requests")
+      ->check(whole_number(0, std::numeric_limits<std::int64_t>::max()))
+      ->capture_default_str();
   command->add_flag("--check", e2e.check, "Run every finished request again alone: it has to generate the same tokens (exit code 1 otherwise)");
   add_bench_output_options(*command, options->output);
   command->footer(

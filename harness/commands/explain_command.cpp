@@ -3,6 +3,7 @@
 #include <array>
 #include <filesystem>
 #include <iostream>
+#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -11,6 +12,7 @@
 #include "harness/commands/case_selection.hpp"
 #include "harness/commands/command.hpp"
 #include "harness/commands/common_options.hpp"
+#include "harness/commands/option_checks.hpp"
 #include "harness/compare/explanation.hpp"
 #include "harness/compare/significant.hpp"
 #include "harness/explain/explain_runs.hpp"
@@ -477,11 +479,13 @@ void add_explain_command(CLI::App& app, int& exit_code) {
           "layers, requests, tokens, switches and loops")
       ->type_name("FILE");
   command->add_option("--minimize-seconds", options->minimize_seconds, "Begin no further attempt after that long")
+      ->needs(command->get_option("--minimize"))
       ->type_name("SECONDS")
-      ->check(CLI::Range(0.0, 86400.0))
+      ->check(real_number(0.0, 86400.0))
       ->capture_default_str();
-  command->add_option("--layers", options->layers, "Use the first N layers of the model only")->type_name("N")->check(CLI::PositiveNumber);
-  command->add_option("--loops", options->loops, "Execute N loops only (dense cases)")->type_name("N")->check(CLI::PositiveNumber);
+  const CLI::Validator some = whole_number(1, std::numeric_limits<int>::max());
+  command->add_option("--layers", options->layers, "Use the first N layers of the model only")->type_name("N")->check(some);
+  command->add_option("--loops", options->loops, "Execute N loops only (dense cases)")->type_name("N")->check(some);
   command->add_option("--output", options->output, "console, json")->type_name("FORMAT")->capture_default_str();
   command->footer(
       "Examples:\n"

@@ -13,6 +13,7 @@
 
 #include "harness/commands/command.hpp"
 #include "harness/commands/common_options.hpp"
+#include "harness/commands/option_checks.hpp"
 #include "harness/interrupt.hpp"
 #include "harness/io/checkpoint_writer.hpp"
 #include "harness/io/data_paths.hpp"
@@ -159,9 +160,9 @@ void add_synth(CLI::App& model, int& exit_code) {
   size("--vocab", options->vocab, "Vocabulary", kMaximumVocab);
   size("--loops", options->loops, "Loops (total_ut_steps); FlashLoop needs four", kMaximumLoops);
   size("--max-positions", options->max_positions, "Longest sequence", kMaximumPositions);
-  command->add_option("--rope-theta", options->rope_theta, "Base of the RoPE frequencies")->type_name("X")->check(CLI::Range(1.001, 1e12));
+  command->add_option("--rope-theta", options->rope_theta, "Base of the RoPE frequencies")->type_name("X")->check(real_number(1.001, 1e12));
   command->add_option("--seed", options->synth.seed, "Seed of the weights")
-      ->check(CLI::NonNegativeNumber)
+      ->check(whole_number())
       ->type_name("N")
       ->capture_default_str();
   command
@@ -175,6 +176,7 @@ void add_synth(CLI::App& model, int& exit_code) {
       ->type_name("N")
       ->capture_default_str();
   command->add_option("--shard-bytes", options->shard_bytes, "Most tensor bytes of one file; 0: a single file")
+      ->check(whole_number())
       ->type_name("N")
       ->capture_default_str();
   command->add_flag("--force", options->force, "Replace the checkpoint in DIR");

@@ -15,6 +15,7 @@
 #include "harness/commands/command.hpp"
 #include "harness/commands/common_options.hpp"
 #include "harness/commands/config_file.hpp"
+#include "harness/commands/option_checks.hpp"
 #include "harness/executor_by_name.hpp"
 #include "harness/interrupt.hpp"
 #include "harness/io/data_paths.hpp"
@@ -338,10 +339,10 @@ void add_sweep_command(CLI::App& app, int& exit_code) {
       ->add_option("--write-interval", options->write_interval,
                    "Seconds between two writes of the unfinished report, which is what a kill leaves; 0 writes after every case")
       ->type_name("SECONDS")
-      ->check(CLI::Range(0.0, 86400.0))
+      ->check(real_number(0.0, 86400.0))
       ->capture_default_str();
   command->add_option("--seed", options->seed, "Seed of the bootstrap intervals")
-      ->check(CLI::NonNegativeNumber)
+      ->check(whole_number())
       ->type_name("N")
       ->capture_default_str();
   command->add_flag("--repeat", options->repeat,

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdio>
 #include <iostream>
+#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -14,6 +15,7 @@
 #include "harness/byte_text.hpp"
 #include "harness/commands/command.hpp"
 #include "harness/commands/common_options.hpp"
+#include "harness/commands/option_checks.hpp"
 #include "harness/io/trace_file.hpp"
 #include "harness/io/trace_recipe.hpp"
 #include "models/error.hpp"
@@ -103,25 +105,29 @@ void add_record(CLI::App& trace_command, int& exit_code) {
   std::vector<CLI::Option*> cut;
   cut.push_back(
       command->add_flag("--bos", options->bos, "Put the byte vocabulary's BOS (256) before each prompt; it counts as one of its tokens"));
-  cut.push_back(command->add_option("--offset", options->offset, "Tokens to leave out at the beginning")->check(CLI::NonNegativeNumber));
+  cut.push_back(command->add_option("--offset", options->offset, "Tokens to leave out at the beginning")
+                    ->check(whole_number(0, std::numeric_limits<std::int32_t>::max())));
   cut.push_back(command
                     ->add_option("--prompt-tokens", options->prompt_tokens,
                                  "Prompt length; several lengths give several requests, cut one after another")
-                    ->check(CLI::PositiveNumber)
+                    ->check(whole_number(1, kMaxTraceTokens))
                     ->type_name("N..."));
   cut.push_back(command->add_option("--continuation", options->continuation, "New tokens of each request")
-                    ->check(CLI::Range(std::int64_t{0}, kMaxTraceTokens))
+                    ->check(whole_number(0, kMaxTraceTokens))
                     ->type_name("N"));
   cut.push_back(command->add_flag("--forced", options->forced, "Teacher-force the tokens that follow the prompt in the source"));
   cut.push_back(command->add_option("--task", options->task, "text, needle, kv, copy, sum, other"));
   cut.push_back(command->add_option("--eos", options->eos_token_id, "Token id that ends a request, -1: none"));
-  cut.push_back(command->add_option("--seed", options->seed, "Seed of each request, for seeded sampling")->check(CLI::NonNegativeNumber));
-  cut.push_back(command->add_option("--temperature", options->temperature, "Of sampling, 0.01 to 100; 0: greedy")->check(CLI::Range(0.0f, kMostTemperature)));
+  cut.push_back(command->add_option("--seed", options->seed, "Seed of each request, for seeded sampling")->check(whole_number()));
+  cut.push_back(command->add_option("--temperature", options->temperature, "Of sampling, 0.01 to 100; 0: greedy")
+                    ->check(real_number(0.0, kMostTemperature)));
   cut.push_back(command->add_option("--name", options->name, "Name in case ids; default: the output file's, without extension"));
   cut.push_back(command->add_option("--description", options->description, "What the trace is"));
   cut.push_back(command->add_option("--source", options->source, "Where its tokens come from"));
   CLI::Option* vocabulary =
-      command->add_option("--vocab-size", options->vocab_size, "Vocabulary of the ids, with --ids")->check(CLI::PositiveNumber)->needs(ids);
+      command->add_option("--vocab-size", options->vocab_size, "Vocabulary of the ids, with --ids")
+          ->check(whole_number(1, std::numeric_limits<int>::max()))
+          ->needs(ids);
   for (CLI::Option* option : cut) spec->excludes(option);
   spec->excludes(vocabulary);
   command->add_option("-o,--output", options->output, "Trace file to write")->required()->type_name("FILE");

@@ -77,6 +77,40 @@ TEST(ExitCode, UsageOfCases) {
   expect_usage({"run", "serial/t0s0q0/seven", "--mutant", "loop3_reference_at_loop4"}, "it needs s1");
 }
 
+TEST(ExitCode, UsageOfNumbers) {
+  const std::string seed_range = "is not a whole number from 0 to 18446744073709551615";
+  for (const std::string seed : {"-1", "1.5", "0x10", "010", "seven"})
+    expect_usage({"sweep", "--seed=" + seed}, "--seed: '" + seed + "' " + seed_range);
+  const std::string above = "18446744073709551616";
+  expect_usage({"sweep", "--seed", above}, "--seed: '" + above + "' " + seed_range);
+  expect_usage({"bench", "--seed", above}, seed_range);
+  expect_usage({"bench", "e2e", "--seed", above}, seed_range);
+  expect_usage({"model", "synth", "-o", "x", "--seed", above}, seed_range);
+  expect_usage({"trace", "record", "--text-literal", "a", "-o", "x.h5", "--seed", above}, seed_range);
+  for (const std::string text : {"-nan", "inf", "-1", "1e9", "soon"})
+    expect_usage({"sweep", "--write-interval=" + text}, "--write-interval: '" + text + "' is not a number from 0 to 86400");
+  const std::string not_a_number = "'nan' is not a number from ";
+  expect_usage({"sweep", "--write-interval", "nan"}, not_a_number + "0 to 86400");
+  expect_usage({"explain", "serial/t0s0q0/seven", "--minimize", "x.h5", "--minimize-seconds", "nan"}, not_a_number + "0 to 86400");
+  expect_usage({"bench", "e2e", "--rate", "nan"}, not_a_number + "0 to 1e+06");
+  for (const char* flag : {"--compile-seconds", "--tune-seconds", "--script-seconds"}) expect_usage({"bench", "peers", flag, "nan"}, not_a_number);
+  expect_usage({"trace", "record", "--text-literal", "a", "-o", "x.h5", "--temperature", "nan"}, not_a_number + "0 to 100");
+  expect_usage({"model", "synth", "-o", "x", "--rope-theta", "nan"}, not_a_number + "1.001 to 1e+12");
+  expect_usage({"model", "synth", "-o", "x", "--shard-bytes", "18446744073709551616"}, "--shard-bytes");
+  expect_usage({"bench", "e2e", "--reserve-bytes", "9223372036854775808"}, "--reserve-bytes");
+  const std::vector<std::string> record{"trace", "record", "--text-literal", "abc", "-o", "x.h5", "--continuation", "3", "--forced"};
+  for (const char* flag : {"--prompt-tokens", "--offset"}) {
+    std::vector<std::string> arguments = record;
+    arguments.insert(arguments.end(), {flag, "9223372036854775807"});
+    expect_usage(arguments, std::string(flag) + ": '9223372036854775807' is not a whole number");
+  }
+
+  // From a configuration file as from the command line.
+  const TemporaryFolder folder;
+  write_file(folder / "sweep.toml", "seed = 18446744073709551616\n");
+  expect_usage({"sweep", "--config", (folder / "sweep.toml").string()}, "sweep.toml:1: --seed: '18446744073709551616' " + seed_range);
+}
+
 TEST(ExitCode, UsageOfTheConfiguration) {
   const std::string trace = (kTraces / "seven.h5").string();
   expect_usage({"run", "--trace", trace, "--window", "100"}, "window 100 is not a positive multiple of 64");
