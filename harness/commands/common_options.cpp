@@ -15,9 +15,10 @@ namespace {
 int read_int(std::string_view text) {
   int value = 0;
   const auto [end, status] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (text.empty() || status != std::errc{} || end != text.data() + text.size()) {
+  if (text.empty() || status == std::errc::invalid_argument || end != text.data() + text.size()) {
     throw ConfigError("'" + std::string(text) + "' is not a whole number");
   }
+  if (status != std::errc{}) throw ConfigError("'" + std::string(text) + "' does not fit 32 bits");
   return value;
 }
 
@@ -39,14 +40,22 @@ void read_retention(Settings& settings, std::string_view text) {
   }
 }
 
-// Draft parameters may come from their own flags, so the bare name of a speculating schedule is accepted.
+// Draft parameters may come from settings of their own, so the bare name of a speculating schedule is accepted, with modifiers or without.
 void read_mode(Settings& settings, std::string_view text) {
-  if (text == "block_spec" || text == "pipeline_spec") {
-    settings.mode = ModeSpec{};
-    settings.mode.schedule = text;
-  } else {
+  const std::string_view schedule = text.substr(0, text.find('+'));
+  if (schedule != "block_spec" && schedule != "pipeline_spec") {
     settings.mode = parse_mode(text);
+    return;
   }
+  ModeSpec bare;
+  bare.schedule = schedule;
+  settings.mode = parse_mode(mode_text(bare) + std::string(text.substr(schedule.size())));
+}
+
+// Whether the schedule of a mode is written with this parameter: "block_spec.d2.k4+pd" has d and k.
+bool writes_parameter(std::string_view mode, char letter) {
+  const std::string_view schedule = mode.substr(0, mode.find('+'));
+  return schedule.find(std::string{'.', letter}) != std::string_view::npos;
 }
 
 void read_exit(Settings& settings, std::string_view text) {
@@ -69,6 +78,7 @@ struct SettingRow {
   void (*read)(Settings&, std::string_view);
   bool (*used)(const Settings&) = nullptr;  // null: always
   std::string_view needs = {};              // what makes it used, for the message
+  char mode_parameter = 0;                  // how a mode writes it, "p" of split.p100; 0: no mode does
 };
 
 using S = Settings;
@@ -78,16 +88,16 @@ using V = std::string_view;
 constexpr std::array kRows{
     SettingRow{SettingGroup::mode, "mode", "--mode", "MODE",
                "Execution mode: serial, split, mixed, wcpb, block_spec or pipeline_spec, with any of prefix, pd, preempt, async, graph added, as in "
-               "wcpb+prefix+async or block_spec.d2.k4 (default serial)",
+               "wcpb+prefix+async or block_spec.d2.k4; block_spec and pipeline_spec also without parameters, block_spec+pd (default serial)",
                read_mode},
     SettingRow{SettingGroup::mode, "piece_tokens", "--piece-tokens", "N",
                "split: at most N tokens of a window in one submission (default: whole windows)",
-               [](S& s, V v) { s.mode.piece_tokens = read_int(v); }, [](const S& s) { return s.mode.schedule == "split"; }, "mode split"},
-    SettingRow{SettingGroup::mode, "draft_depth", "--draft-depth", "N", "Speculation: loops of the draft (default 2)",
-               [](S& s, V v) { s.mode.draft_depth = read_int(v); }, drafts, "mode block_spec or pipeline_spec"},
-    SettingRow{SettingGroup::mode, "draft_length", "--draft-length", "N", "Block speculation: drafted tokens a round (default 4)",
+               [](S& s, V v) { s.mode.piece_tokens = read_int(v); }, [](const S& s) { return s.mode.schedule == "split"; }, "mode split", 'p'},
+    SettingRow{SettingGroup::mode, "draft_depth", "--draft-depth", "N", "Speculation: loops of the draft, 1 or 2; of pipeline_spec 1 to 3 (default 2)",
+               [](S& s, V v) { s.mode.draft_depth = read_int(v); }, drafts, "mode block_spec or pipeline_spec", 'd'},
+    SettingRow{SettingGroup::mode, "draft_length", "--draft-length", "N", "Block speculation: drafted tokens a round, 1 to 64 (default 4)",
                [](S& s, V v) { s.mode.draft_length = read_int(v); }, [](const S& s) { return s.mode.schedule == "block_spec"; },
-               "mode block_spec"},
+               "mode block_spec", 'k'},
 
     SettingRow{SettingGroup::algorithm, "", "--switches", "tXsXqX",
                "FlashLoop features on (1) or off (0): t token-sparse prefill, s sparse decode attention, q KV residual quantization "
@@ -145,7 +155,10 @@ bool contains(const std::vector<SettingGroup>& groups, SettingGroup group) {
   return std::find(groups.begin(), groups.end(), group) != groups.end();
 }
 
-void read_setting(const SettingRow& row, Settings& settings, std::string_view text, const std::string& origin) {
+// One setting as it was given, `origin` for messages. `mode`: that of the same source, which must not give it too.
+void read_setting(const SettingRow& row, Settings& settings, std::string_view text, const std::string& origin, std::string_view mode) {
+  if (row.mode_parameter != 0 && writes_parameter(mode, row.mode_parameter))
+    throw ConfigError(origin + ": mode '" + std::string(mode) + "' gives it already; give it once");
   try {
     row.read(settings, text);
   } catch (const ConfigError& error) {
@@ -180,21 +193,37 @@ Settings SettingOptions::resolve() const {
     }
   }
 
+  const auto entry_of = [&](std::string_view key) {
+    return std::find_if(entries.begin(), entries.end(), [&](const ConfigEntry& candidate) { return candidate.key == key; });
+  };
+  const auto given = [&](const SettingRow& row) {
+    const auto option = flag_options_.find(std::string(row.flag));
+    return option != flag_options_.end() && option->second->count() > 0;
+  };
+  const SettingRow& mode = kRows.front();
+  const std::string file_mode = entry_of(mode.key) == entries.end() ? "" : entry_of(mode.key)->value;
+  const std::string flag_mode = given(mode) ? flag_texts_.at(std::string(mode.flag)) : "";
+
+  // The file first, but for a mode that a flag replaces: what the new one leaves open the file may say.
   for (const SettingRow& row : kRows) {
     if (!contains(groups_, row.group)) continue;
-    const auto entry = std::find_if(entries.begin(), entries.end(), [&](const ConfigEntry& candidate) { return candidate.key == row.key; });
-    if (entry != entries.end())
-      read_setting(row, settings, entry->value, config_file_ + ":" + std::to_string(entry->line) + ": " + entry->key);
+    if (&row == &mode && given(mode)) {
+      read_setting(row, settings, flag_mode, std::string(row.flag), "");
+      continue;
+    }
+    const auto entry = entry_of(row.key);
+    if (entry == entries.end()) continue;
+    Settings without_effect = settings;  // it still has to read
+    const bool overridden = row.mode_parameter != 0 && (!row.used(settings) || writes_parameter(flag_mode, row.mode_parameter));
+    read_setting(row, overridden ? without_effect : settings, entry->value,
+                 config_file_ + ":" + std::to_string(entry->line) + ": " + entry->key, file_mode);
   }
   for (const SettingRow& row : kRows) {
-    const auto option = flag_options_.find(std::string(row.flag));
-    if (option == flag_options_.end() || option->second->count() == 0) continue;
-    read_setting(row, settings, flag_texts_.at(option->first), option->first);
+    if (&row != &mode && given(row)) read_setting(row, settings, flag_texts_.at(std::string(row.flag)), std::string(row.flag), flag_mode);
   }
   for (const SettingRow& row : kRows) {
-    const auto option = flag_options_.find(std::string(row.flag));
-    if (option == flag_options_.end() || option->second->count() == 0 || row.used == nullptr || row.used(settings)) continue;
-    throw ConfigError(option->first + " has no effect without " + std::string(row.needs));
+    if (given(row) && row.used != nullptr && !row.used(settings))
+      throw ConfigError(std::string(row.flag) + " has no effect without " + std::string(row.needs));
   }
   if (settings.checkpoint.empty() && contains(groups_, SettingGroup::execution)) settings.checkpoint = default_checkpoint();
   return settings;

@@ -31,7 +31,9 @@
 //     tail = 64
 //
 // Unknown keys, keys given twice and values that do not read are usage errors that name file and line. Flags win over the file. A flag
-// without effect (--policy without q1) is a usage error; a key of a switched-off section is not, so that one file serves all switches.
+// without effect (--policy without q1) is a usage error; a key of a switched-off section or of another mode is not, so that one file serves
+// all. Mode block_spec or pipeline_spec may be named without its parameters (block_spec+pd), which draft_depth and draft_length then give; a
+// parameter that is given by the mode and by itself, both by flags or both in the file, is a usage error.
 #pragma once
 
 #include <CLI/CLI.hpp>

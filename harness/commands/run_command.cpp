@@ -73,15 +73,16 @@ Request read_request(const RunCommandOptions& options) {
   require_output(options.output, kOutputs);
 
   Request request;
-  request.settings = options.settings.resolve();
   if (!options.case_text.empty()) {
     std::vector<std::string> flags = options.settings.given_flags(SettingGroup::mode);
     for (const std::string& flag : options.settings.given_flags(SettingGroup::algorithm)) flags.push_back(flag);
     if (!flags.empty()) throw ConfigError(flags[0] + " cannot be given with a case id, which carries its mode and settings");
     request.value = parse_case_id(options.case_text);
-  } else {
-    request.value = {request.settings.mode, normalized(request.settings.config), ""};
   }
+  request.settings = options.settings.resolve();
+  if (options.case_text.empty()) request.value = {request.settings.mode, normalized(request.settings.config), ""};
+  if (!options.transport.empty() && !request.value.mode.pd)
+    throw ConfigError("--handoff-transport has no effect without pd in the mode, which is " + mode_text(request.value.mode));
   if (!options.mutant.empty()) request.fault = parse_fault(options.mutant);
   if (!options.failure.empty()) request.plan.failure = parse_plan_failure(options.failure);
 

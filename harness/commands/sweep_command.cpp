@@ -222,6 +222,8 @@ void prepare(Sweep& sweep, const SweepOptions& options) {
   request.cases = numbered_cases(selection.request, request.traces, sweep.checkpoint.config);
   sweep.cases = shard_cases(request.cases, selection.cases);
   select_executors(sweep, options.jobs, options.device_jobs, options.transport);
+  const bool hands_off = std::any_of(request.cases.begin(), request.cases.end(), [](const SweepCase& each) { return each.value.mode.pd; });
+  if (!options.transport.empty() && !hands_off) throw ConfigError("--handoff-transport has no effect: no selected case has pd in its mode");
 
   sweep.report.meta = make_meta(sweep, options, selection);
   if (sweep.report.meta.case_count == 0) {

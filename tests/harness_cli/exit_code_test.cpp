@@ -69,6 +69,14 @@ TEST(ExitCode, UsageOfCases) {
   expect_usage({"run", "serial/t0s0q0:w256/seven"}, "write 'serial/t0s0q0/seven'");
   expect_usage({"run", "serial/t0s0q0/seven", "--window", "64"}, "--window cannot be given with a case id");
   expect_usage({"run", "serial/t0s0q0/seven", "--mode", "split"}, "--mode cannot be given with a case id");
+  expect_usage({"run", "block_spec.d1.k2/t0s0q0/seven", "--draft-length", "3"}, "--draft-length cannot be given with a case id");
+  expect_usage({"run", "block_spec.d2.k2147483647/t0s0q0/seven"}, "at most 64 tokens a round (k64)");
+  expect_usage({"run", "--trace", (kTraces / "seven.h5").string(), "--mode", "block_spec", "--draft-length", "2147483647"}, "at most 64 tokens");
+  expect_usage({"explain", "serial/t0s0q0/seven", "--against-mode", "block_spec.d2.k2147483647"}, "at most 64 tokens a round (k64)");
+  expect_usage({"pd", "export", "block_spec.d2.k65/t0s0q0/seven", "-o", "x.handoff"}, "at most 64 tokens a round (k64)");
+  expect_usage({"sweep", "--mode", "block_spec.d2.k65", "--executor", "reference"}, "at most 64 tokens a round (k64)");
+  expect_usage({"run", "serial/t0s0q0/seven", "--handoff-transport", "host"}, "--handoff-transport has no effect without pd in the mode, which is serial");
+  expect_usage({"explain", "serial/t0s0q0/seven", "--minimize-seconds", "1"}, "--minimize-seconds requires --minimize");
   expect_usage({"run", "serial/t0s0q0/one", "--trace", (kTraces / "seven.h5").string()}, "trace 'one', but the file holds trace 'seven'");
   expect_usage({"run", "serial/t0s0q1:rolling:serial_aligned:flush=eager/seven"}, "is illegal");
   expect_usage({"run", "block_spec.d2.k4/t0s0q0:exit=trace/seven"}, "is illegal");

@@ -104,8 +104,36 @@ TEST(Settings, FlagsWithoutEffectAreErrors) {
   EXPECT_NE(error_of({"--mode", "pipeline_spec", "--draft-length", "2"}).find("without mode block_spec"), std::string::npos);
 }
 
+TEST(Settings, AModeNamedWithoutItsParametersTakesThemFromElsewhere) {
+  EXPECT_EQ(mode_text(resolve({"--mode", "block_spec"}).mode), "block_spec.d2.k4");
+  EXPECT_EQ(mode_text(resolve({"--mode", "block_spec+pd"}).mode), "block_spec.d2.k4+pd");
+  EXPECT_EQ(mode_text(resolve({"--mode", "pipeline_spec+prefix+async", "--draft-depth", "1"}).mode), "pipeline_spec.d1+prefix+async");
+  EXPECT_EQ(mode_text(resolve({"--mode", "split+async", "--piece-tokens", "9"}).mode), "split.p9+async");
+  EXPECT_EQ(mode_text(resolve({"--mode", "block_spec+graph"}, "draft_depth = 1\ndraft_length = 3\n").mode), "block_spec.d1.k3+graph");
+  EXPECT_EQ(mode_text(resolve({"--mode", "split"}, kEverything).mode), "split.p100");
+  EXPECT_NE(error_of({"--mode", "block_spec+serial"}).find("names two schedules"), std::string::npos);
+  EXPECT_NE(error_of({"--mode", "block_spec.d1"}).find("write 'block_spec.d1.k4'"), std::string::npos);
+}
+
+TEST(Settings, AModesParameterIsGivenOnce) {
+  const std::string again = ": mode 'block_spec.d1.k2' gives it already; give it once";
+  EXPECT_EQ(error_of({"--mode", "block_spec.d1.k2", "--draft-length", "3"}), "--draft-length" + again);
+  EXPECT_EQ(error_of({"--mode", "block_spec.d1.k2", "--draft-depth", "1"}), "--draft-depth" + again);
+  EXPECT_EQ(error_of({"--mode", "split.p64+async", "--piece-tokens", "9"}), "--piece-tokens: mode 'split.p64+async' gives it already; give it once");
+  EXPECT_NE(error_of({}, "draft_length = 3\nmode = block_spec.d1.k2\n").find("a.toml:1: draft_length" + again), std::string::npos);
+  // Flags win over the file, whichever of the two gives the mode.
+  EXPECT_EQ(mode_text(resolve({"--draft-length", "3"}, "mode = block_spec.d1.k2\n").mode), "block_spec.d1.k3");
+  EXPECT_EQ(mode_text(resolve({"--mode", "block_spec.d1.k2"}, "draft_length = 3\n").mode), "block_spec.d1.k2");
+}
+
+TEST(Settings, AParameterOfAnotherModeInTheFileHasNoEffect) {
+  EXPECT_EQ(resolve({"--mode", "serial"}, kEverything).mode, ModeSpec{});
+  EXPECT_NE(error_of({"--mode", "serial"}, "piece_tokens = many\n").find("a.toml:1: piece_tokens: 'many' is not a whole number"), std::string::npos);
+}
+
 TEST(Settings, ErrorsNameFlagOrLine) {
   EXPECT_EQ(error_of({"--window", "wide"}), "--window: 'wide' is not a whole number");
+  EXPECT_EQ(error_of({"--window", "2147483648"}), "--window: '2147483648' does not fit 32 bits");
   EXPECT_NE(error_of({"--switches", "tsq"}).find("--switches: "), std::string::npos);
   EXPECT_NE(error_of({"--switches", "t1s0q0", "--retention", "10000,1"}).find("--retention: four basis points"), std::string::npos);
   EXPECT_NE(error_of({"--switches", "t1s0q0", "--retention", "1,2,3,4,5"}).find("--retention: "), std::string::npos);

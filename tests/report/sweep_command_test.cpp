@@ -55,6 +55,9 @@ TEST_F(SweepCommand, BadRequestsHaveTheirExitCodesAndLeaveNoReport) {
   const ProcessResult transport = sweep({"--executor", "reference", "--handoff-transport", "device"});
   EXPECT_EQ(transport.exit_code, 2) << transport.out;
   EXPECT_NE(transport.err.find("which the reference executor has none of"), std::string::npos) << transport.err;
+  const ProcessResult without_handoffs = sweep({"--executor", "reference", "--handoff-transport", "host"});
+  EXPECT_EQ(without_handoffs.exit_code, 2) << without_handoffs.out;
+  EXPECT_NE(without_handoffs.err.find("no selected case has pd in its mode"), std::string::npos) << without_handoffs.err;
   for (const char* executor : {"reference", "both"}) {
     const ProcessResult result = sweep({"--mutant", "stale_reference_slot", "--executor", executor});
     EXPECT_EQ(result.exit_code, 4) << result.out << result.err;
