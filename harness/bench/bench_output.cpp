@@ -63,7 +63,6 @@ BenchOutput::BenchOutput(BenchOutputOptions options) : options_(std::move(option
   run.started = utc_timestamp();
   report_.runs.push_back(std::move(run));
   if (options_.output == "console") std::printf("%s\n", report_.meta.device.c_str());
-  save();
 }
 
 void BenchOutput::announce(const std::string& what) {
@@ -133,6 +132,7 @@ void BenchOutput::end_to_end(EndToEndRow row) {
 }
 
 void BenchOutput::left_out(const std::string& what, const std::string& reason) {
+  anything_left_out_ = true;
   report_.left_out.push_back({static_cast<std::int64_t>(report_.runs.size()) - 1, what, reason});
   if (options_.output == "console") {
     progress_.clear();

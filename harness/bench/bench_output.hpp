@@ -41,6 +41,7 @@ class BenchOutput {
   void left_out(const std::string& what, const std::string& reason);
   // The run has come to its end, and is complete where nothing broke off. What was measured stays in the file without it.
   void finish(bool complete = true);
+  bool anything_left_out() const { return anything_left_out_; }
 
   const BenchReport& report() const { return report_; }
   const BenchRun& run() const { return report_.runs.back(); }
@@ -53,6 +54,7 @@ class BenchOutput {
   Progress progress_;
   BenchReport report_;
   std::string printed_kind_;        // of the lines printed last
+  bool anything_left_out_ = false;  // by this run
 };
 
 }  // namespace loopgauge::harness

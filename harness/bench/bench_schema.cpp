@@ -11,7 +11,7 @@ std::span<const Column<BenchMeta>> columns() {
       {"compiler", "", "Compiler and build type", &BenchMeta::compiler},
       {"device", "", "Device, compute capability, CUDA of driver and runtime", &BenchMeta::device},
       {"cpu", "", "Processor of the host", &BenchMeta::cpu},
-      {"shape", "", "Model whose shape was measured, with random weights", &BenchMeta::shape},
+      {"shape", "", "Shape that was measured; single operations have random weights", &BenchMeta::shape},
       {"layers", "1", "Layers of that shape, of which rows of single operations are one; 0: it has no such rows", &BenchMeta::layers},
   };
   return list;

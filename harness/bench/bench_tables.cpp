@@ -69,7 +69,7 @@ std::string with_share(double part_us, double whole_us) {
 }
 
 BenchTable runs_table(const BenchReport& report) {
-  BenchTable table{"runs", "Runs", "Ceilings are measured in each run: a read of 4 GB and an 8192^3 product of random BF16 matrices.",
+  BenchTable table{"runs", "Runs", "Ceilings, where a run has measured them: a read of 4 GB and an 8192^3 product of random BF16 matrices.",
                    {"run", "command", "started", "state", "peer", "read GB/s", "BF16 TFLOP/s"}, {}, 5};
   for (std::size_t i = 0; i < report.runs.size(); ++i) {
     const BenchRun& run = report.runs[i];

@@ -50,7 +50,11 @@ LoadOptions load_options(const std::string& name, const EndToEndOptions& options
     load.cancelled = std::min(2, load.requests);
     load.patience_s = 0.5;
     load.oversized = 1;
-    load.oversized_tokens = std::min(4 * *std::max_element(load.prompt_tokens.begin(), load.prompt_tokens.end()), target.model.max_positions - load.new_tokens);
+    const int longest = *std::max_element(load.prompt_tokens.begin(), load.prompt_tokens.end());
+    load.oversized_tokens = std::min(4 * longest, target.model.max_positions - load.new_tokens);
+    if (load.oversized_tokens <= longest)
+      throw ConfigError("load failures: beside prompts of " + std::to_string(longest) + " tokens and " + std::to_string(load.new_tokens) +
+                        " new ones a longer one that is refused has no room in the model's " + std::to_string(target.model.max_positions) + " positions; --prompts takes shorter ones");
   }
   return load;
 }
@@ -106,7 +110,9 @@ class EndToEndBench {
  public:
   EndToEndBench(const ServingTarget& target, const EndToEndOptions& options, BenchOutput& output) : target_(target), options_(options), output_(output) {}
 
-  bool run() {
+  EndToEndVerdict run() {
+    // A load that the model cannot have is refused before anything is measured or a report replaced.
+    for (const std::string& load : options_.loads) static_cast<void>(load_for(target_.model, load_options(load, options_, target_)));
     for (const std::string& load : options_.loads) {
       for (const std::string& switches : options_.switches) {
         AlgorithmConfig config;
@@ -123,7 +129,7 @@ class EndToEndBench {
         }
       }
     }
-    return tokens_agree_;
+    return {tokens_agree_, !options_.check || compared_ > 0};
   }
 
  private:
@@ -132,18 +138,19 @@ class EndToEndBench {
     if (load == "pd") return measure_pd(config);
     const LoadOptions asked = load_options(load, options_, target_);
     ServingLoad requests = load_for(target_.model, asked);
+    Executor& executor = warm(0, config);
     ServingOptions serving = serving_options(config, requests);
     if (load == "failures") {
       // The memory of a smaller device, in which the oversized request has no room.
       std::int64_t largest = 0, oversized = 0;
       for (std::size_t i = 0; i < requests.trace.requests.size(); ++i) {
         const std::int64_t bytes = std::max(serving.bytes[i].until_prompt_complete, serving.bytes[i].afterwards);
-        (requests.trace.requests[i].prompt_length() == asked.oversized_tokens ? oversized : largest) = std::max(bytes, largest);
+        std::int64_t& most = requests.oversized[i] ? oversized : largest;
+        most = std::max(most, bytes);
       }
       serving.budget = std::min(serving.budget, (largest + oversized) / 2);
       serving.failures = {{10, PlannedFailure::launch}, {30, PlannedFailure::allocation}};
     }
-    Executor& executor = warm(0, config, serving);
     WallClock clock;
     const ServingResult result = serve(executor, requests, config, serving, clock);
     EndToEndRow row = summarize(result, requests);
@@ -160,13 +167,12 @@ class EndToEndBench {
     LoadOptions asked = load_options("fit", options_, target_);
     ServingOptions serving;
     asked.requests = 1;
+    Executor& executor = warm(0, config);
     serving = serving_options(config, load_for(target_.model, asked));
     serving.submissions_in_flight = 1;
     // Prompts are a means here: in large batches, as long as there is room for several.
     serving.scheduler.prefill_tokens = 8192;
     serving.scheduler.prefill_requests = 4;
-    Executor& executor = warm(0, config, serving);
-    serving.budget = budget(0);
     const int predicted = std::min(most_that_fit(serving.bytes.front(), serving.budget), kMostLive);
     if (predicted < 1) return output_.left_out("fit, " + setting_, "not one request fits " + std::to_string(serving.budget) + " bytes");
     asked.requests = options_.requests.value_or(predicted);
@@ -204,9 +210,10 @@ class EndToEndBench {
     }
     const LoadOptions asked = load_options("pd", options_, target_);
     const ServingLoad load = load_for(target_.model, asked);
-    const ServingOptions serving = serving_options(config, load);
-    Executor& first = warm(0, config, serving);
-    Executor& second = warm(1, config, serving);
+    Executor& first = warm(0, config);
+    Executor& second = warm(1, config);
+    ServingOptions serving = serving_options(config, load);
+    if (target_.on_device) serving.budget = std::min(serving.budget, budget(1));
     for (const bool handed_over : {false, true}) {
       output_.announce(std::string("pd, ") + setting_ + (handed_over ? ", handed over" : ", halves"));
       // A transport serves one run; the first handoff finds ways between devices that later ones have.
@@ -244,15 +251,13 @@ class EndToEndBench {
   }
 
   // The executor of a device, made and having run the setting once, so that modules are loaded and algorithms chosen.
-  Executor& warm(int device, const EffectiveConfig& config, const ServingOptions& like) {
+  Executor& warm(int device, const EffectiveConfig& config) {
     std::unique_ptr<Executor>& executor = executors_[device];
     if (!executor) executor = target_.make(device);
     if (warmed_[device].insert(config.canonical_json()).second) {
       const ServingLoad load = load_for(target_.model, warm_load());
-      ServingOptions options = serving_options(config, load);
-      options.scheduler = like.scheduler;
       WallClock clock;
-      serve(*executor, load, config, options, clock);
+      serve(*executor, load, config, serving_options(config, load), clock);
     }
     return *executor;
   }
@@ -264,7 +269,7 @@ class EndToEndBench {
     serving.graph_replay = options_.graph_replay;
     const int windows = std::max(1, options_.scheduler.prefill_tokens / config.window());
     serving.bytes = predicted_bytes(target_.model, config, load, windows);
-    if (target_.on_device && executors_.contains(0)) serving.budget = budget(0);
+    if (target_.on_device) serving.budget = budget(0);
     return serving;
   }
 
@@ -297,6 +302,7 @@ class EndToEndBench {
       equal += record.requests.front().tokens == result.requests[i].tokens;
     }
     tokens_agree_ &= equal == compared;
+    compared_ += compared;
     join(row.note, std::to_string(equal) + " of " + std::to_string(compared) + " requests have the tokens that they have alone");
   }
 
@@ -312,6 +318,7 @@ class EndToEndBench {
   std::map<int, std::set<std::string>> warmed_;               // configurations
   std::string setting_;
   bool tokens_agree_ = true;
+  int compared_ = 0;                                          // requests, with themselves alone
 };
 
 }  // namespace
@@ -396,8 +403,9 @@ EndToEndRow summarize(const ServingResult& result, const ServingLoad& load) {
     begin = std::min(begin, request.arrival_s);
     if (reason.empty() && !request.reason.empty()) reason = "request " + std::to_string(i) + ": " + request.reason;
     if (request.outcome != ServedOutcome::finished) continue;
-    end = std::max(end, request.end_s);
     const std::vector<double>& at = request.token_s;
+    if (at.empty()) throw InternalError("request " + std::to_string(i) + " finished without a token");
+    end = std::max(end, request.end_s);
     tokens += static_cast<std::int64_t>(at.size());
     first.push_back((at.front() - request.arrival_s) * 1e3);
     latency.push_back((request.end_s - request.arrival_s) * 1e3);
@@ -433,7 +441,7 @@ EndToEndRow summarize(const ServingResult& result, const ServingLoad& load) {
   return row;
 }
 
-bool run_end_to_end_bench(const ServingTarget& target, const EndToEndOptions& options, BenchOutput& output) {
+EndToEndVerdict run_end_to_end_bench(const ServingTarget& target, const EndToEndOptions& options, BenchOutput& output) {
   return EndToEndBench(target, options, output).run();
 }
 

@@ -31,9 +31,9 @@ struct EndToEndOptions {
   std::optional<double> requests_per_s;
   std::vector<int> prompt_tokens;
   std::uint64_t seed = 1;
-  // How they are served; prefill_tokens must hold a window.
+  // How they are served.
   SchedulerOptions scheduler;
-  int submissions_in_flight = 2;       // fit: 1, because memory is counted exactly
+  int submissions_in_flight = 2;       // fit: 1, because memory is counted exactly; 1 on an executor without a device, which computes when it is told to
   bool graph_replay = false;
   std::int64_t reserve_bytes = std::int64_t{2} << 30;  // of a device's free memory, for everything that is no request's
   bool check = false;                  // every finished request runs again alone, and has to generate the same tokens
@@ -64,7 +64,13 @@ int most_that_fit(const RequestBytes& bytes, std::int64_t budget);
 // The row of a result: percentiles over finished requests, counts of the others.
 EndToEndRow summarize(const ServingResult& result, const ServingLoad& load);
 
-// Measures and hands each row on as it comes. What a target cannot do is left out with the reason. Returns false when a check has found other tokens.
-bool run_end_to_end_bench(const ServingTarget& target, const EndToEndOptions& options, BenchOutput& output);
+struct EndToEndVerdict {
+  bool tokens_agree = true;            // as far as they were compared
+  bool compared = true;                // something was, or nothing was to be
+};
+
+// Measures and hands each row on as it comes. What a target cannot do is left out with the reason. Throws ConfigError, before anything is measured, for a
+// load that the model cannot have.
+EndToEndVerdict run_end_to_end_bench(const ServingTarget& target, const EndToEndOptions& options, BenchOutput& output);
 
 }  // namespace loopgauge::harness

@@ -39,6 +39,7 @@ std::string find_peer(const PeersOptions& options) {
   if (result.exit_code == 127 && description.empty()) lacks("a Python to start ('" + options.python + "': " + result.last_error + "); --python names another");
   else if (result.timed_out) lacks("a PyTorch that starts (" + options.python + " took more than " + std::to_string(static_cast<int>(kCheckSeconds)) + " s)");
   else if (result.exit_code != 0) lacks("PyTorch on a CUDA device (" + result.last_error + ")");
+  else if (description.empty()) lacks("a Python that runs the script ('" + options.python + "' says nothing of a PyTorch)");
   if (!missing.empty()) throw UnsupportedError("bench peers needs " + missing);
   return description;
 }

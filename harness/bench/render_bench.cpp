@@ -132,15 +132,30 @@ void render_bench_json(const BenchReport& report, std::ostream& out) {
 }
 
 void render_bench_csv(const BenchReport& report, std::ostream& out) {
-  const bool requests = report.rows.empty() && !report.end_to_end.empty();
-  out << bench_csv_header(requests ? "end_to_end" : "rows") << "\n";
-  for (const BenchRow& row : report.rows) out << csv_line(row) << "\n";
-  if (!requests) return;
+  if (!report.rows.empty() || report.end_to_end.empty()) {
+    out << bench_csv_header("rows") << "\n";
+    for (const BenchRow& row : report.rows) out << csv_line(row) << "\n";
+  }
+  if (report.end_to_end.empty()) return;
+  if (!report.rows.empty()) out << "\n";
+  out << bench_csv_header("end_to_end") << "\n";
   for (const EndToEndRow& row : report.end_to_end) out << csv_line(row) << "\n";
 }
 
+namespace {
+
+// Single operations have random weights and K/V; requests those of their model.
+std::string what_was_timed(const BenchReport& report) {
+  std::string text;
+  if (!report.rows.empty()) text += ", random weights and K/V, medians of repeated times between device events";
+  if (!report.end_to_end.empty()) text += ", requests by the wall clock";
+  return text.empty() ? ", nothing" : text;
+}
+
+}  // namespace
+
 void render_bench_terminal(const BenchReport& report, std::ostream& out) {
-  out << "bench at the shape of " << report.meta.shape << ", random weights and K/V\n  device " << report.meta.device << "\n  " << build_text(report.meta)
+  out << "bench at the shape of " << report.meta.shape << what_was_timed(report) << "\n  device " << report.meta.device << "\n  " << build_text(report.meta)
       << "\n";
   for (const BenchTable& table : bench_tables(report)) {
     out << "\n" << table.title << "\n";
@@ -152,7 +167,7 @@ void render_bench_terminal(const BenchReport& report, std::ostream& out) {
 }
 
 void render_bench_markdown(const BenchReport& report, std::ostream& out) {
-  out << "## Bench at the shape of " << markdown_code(report.meta.shape) << "\n\nRandom weights and K/V. Device " << markdown_code(report.meta.device) << "; "
+  out << "## Bench at the shape of " << markdown_code(report.meta.shape) << "\n\nTimed: " << what_was_timed(report).substr(2) << ". Device " << markdown_code(report.meta.device) << "; "
       << markdown_code(build_text(report.meta)) << ".\n";
   for (const BenchTable& table : bench_tables(report)) {
     out << "\n### " << table.title << "\n\n";
@@ -179,7 +194,7 @@ void render_bench_html(const BenchReport& report, std::ostream& out) {
   const std::string style(html_assets::style());
   const bool broken_off = std::any_of(report.runs.begin(), report.runs.end(), [](const BenchRun& run) { return !run.complete; });
   const std::string header = "<header id=\"verdict\" class=\"verdict\">\n<h1><span class=\"title\">Bench at the shape of " + html_text(report.meta.shape) +
-                             "</span></h1>\n<p class=\"why\">Random weights and K/V; medians of repeated times between device events.</p>\n" +
+                             "</span></h1>\n<p class=\"why\">" + html_text(what_was_timed(report).substr(2)) + ".</p>\n" +
                              (broken_off ? "<p class=\"notice\"><strong>A run was broken off:</strong> its rows until then are here.</p>\n" : "") +
                              "<dl class=\"facts\"><div><dt>Device</dt><dd>" + html_text(report.meta.device) + "</dd></div><div><dt>Sources</dt><dd>" +
                              html_text(build_text(report.meta)) + "</dd></div><div><dt>Host</dt><dd>" + html_text(report.meta.cpu) +

@@ -354,6 +354,7 @@ class PrefillSide {
 
   bool move_on() {
     const bool moved = pump(sender_);
+    if (moved) moved_ = clock_.now();
     for (auto next = open_.begin(); next != open_.end();) {
       const int request = *next;
       if (!sender_.closed(request)) {
@@ -372,9 +373,18 @@ class PrefillSide {
       server_.scheduler().cancel(request);
       server_.end(request, ServedOutcome::failed, now,
                   "not handed over (" + std::string(handoff::to_string(sender_.outcome(request))) + ") " + sender_.reason(request));
-      ++both_.not_handed_over;
     }
-    return moved;
+    return keep_lease() || moved;
+  }
+
+  // A handoff that has not moved for a lease is given up. True when there was one.
+  bool keep_lease() {
+    const double now = clock_.now();
+    if (open_.empty()) moved_ = now;
+    if (now - moved_ <= lease_s_) return false;
+    moved_ = now;
+    for (const int request : open_) sender_.lease_expired(request);
+    return true;
   }
 
   handoff::Source& source_;
@@ -387,7 +397,7 @@ class PrefillSide {
   Server server_;
   TransferTime transfers_;
   const double lease_s_;
-  double moved_ = 0;                         // when a handoff did last
+  double moved_ = 0;                         // when a handoff did last, or there was none
   std::set<int> open_;                       // complete prompts whose handoff has not ended
 };
 
@@ -487,8 +497,10 @@ ServingResult serve_handed_over(Executor& prefill, Executor& decode, handoff::Tr
     ServedRequest& r = result.requests[i];
     r.begun_s = prompts.requests[i].begun_s;
     if (r.outcome != ServedOutcome::waiting) continue;
-    r.outcome = prompts.requests[i].outcome;
-    r.reason = prompts.requests[i].reason;
+    // What has no token here did not finish, wherever it got.
+    const bool lost = prompts.requests[i].outcome == ServedOutcome::finished;
+    r.outcome = lost ? ServedOutcome::failed : prompts.requests[i].outcome;
+    r.reason = lost ? "handed over, and not decoded" : prompts.requests[i].reason;
     r.end_s = prompts.requests[i].end_s;
   }
   result.most_live += prompts.most_live;

@@ -43,6 +43,7 @@ ServingLoad make_load(const LoadOptions& options, int vocab_size) {
   Random random(options.seed);
   ServingLoad result;
   result.name = options.name;
+  result.oversized.resize(static_cast<std::size_t>(options.requests + options.oversized));
   result.trace.name = "load-" + options.name;
   result.trace.source = "loopgauge bench e2e, seed " + std::to_string(options.seed);
   result.trace.vocab_size = vocab_size;
@@ -51,7 +52,8 @@ ServingLoad make_load(const LoadOptions& options, int vocab_size) {
   std::iota(order.begin(), order.end(), 0);
   for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random.below(i)]);
   // Of the shuffled requests the first are oversized, and the next are given up.
-  std::vector<bool> oversized(order.size()), cancelled(order.size());
+  std::vector<bool>& oversized = result.oversized;
+  std::vector<bool> cancelled(order.size());
   for (int i = 0; i < options.oversized + options.cancelled; ++i)
     (i < options.oversized ? oversized : cancelled)[static_cast<std::size_t>(order[static_cast<std::size_t>(i)])] = true;
 
@@ -82,6 +84,7 @@ ServingLoad half_of(const ServingLoad& load, int part) {
     half.trace.requests.push_back(load.trace.requests[i]);
     half.arrival_s.push_back(load.arrival_s[i]);
     half.cancel_s.push_back(load.cancel_s[i]);
+    half.oversized.push_back(load.oversized[i]);
   }
   return half;
 }

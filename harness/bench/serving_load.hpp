@@ -32,6 +32,7 @@ struct ServingLoad {
   std::string name;
   Trace trace;
   std::vector<double> arrival_s, cancel_s;
+  std::vector<bool> oversized;   // drawn to be longer than what has room
 };
 
 // Throws ConfigError for options out of range.

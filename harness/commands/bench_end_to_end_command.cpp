@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "harness/commands/bench_end_to_end_command.hpp"
 
+#include <iostream>
 #include <iterator>
 #include <limits>
 #include <memory>
@@ -19,6 +20,8 @@ namespace {
 
 constexpr std::uint32_t kWeightSeed = 1;
 
+constexpr int kOtherTokensExit = 1, kIncompleteExit = 5;
+
 struct CommandOptions {
   EndToEndOptions bench;
   BenchOutputOptions output;
@@ -26,6 +29,7 @@ struct CommandOptions {
   std::string checkpoint;             // empty: random weights at the shape of Ouro-1.4B, or the shipped model
   std::string policy = "rolling";
   std::int64_t requests = 0, new_tokens = 0;
+  CLI::Option* in_flight = nullptr;
   double requests_per_s = -1;
 };
 
@@ -36,6 +40,13 @@ int measure(CommandOptions& options) {
   if (options.new_tokens > 0) bench.new_tokens = static_cast<int>(options.new_tokens);
   if (options.requests_per_s >= 0) bench.requests_per_s = options.requests_per_s;
 
+  if (options.executor == "reference") {
+    // It computes when it is told to: a result that is read late would only make times wrong, and there is nothing to capture.
+    if (options.in_flight->count() > 0 && bench.submissions_in_flight > 1)
+      throw ConfigError("--in-flight " + std::to_string(bench.submissions_in_flight) + " needs --executor optimized: the reference has nothing in flight");
+    if (bench.graph_replay) throw ConfigError("--graph needs --executor optimized: the reference captures no steps");
+    bench.submissions_in_flight = 1;
+  }
   if (options.executor == "optimized") require_device();
   Checkpoint checkpoint;
   ServingTarget target;
@@ -48,9 +59,11 @@ int measure(CommandOptions& options) {
     target = checkpoint_target(options.executor, checkpoint);
   }
   BenchOutput output(options.output);
-  const bool agree = run_end_to_end_bench(target, bench, output);
+  const EndToEndVerdict verdict = run_end_to_end_bench(target, bench, output);
   output.finish();
-  return agree ? 0 : 1;
+  if (!verdict.tokens_agree) return kOtherTokensExit;
+  if (!verdict.compared) std::cerr << "loopgauge: --check compared nothing: no request finished\n";
+  return output.anything_left_out() || !verdict.compared ? kIncompleteExit : 0;
 }
 
 }  // namespace
@@ -82,9 +95,10 @@ void add_bench_end_to_end_command(CLI::App& bench, int& exit_code) {
   command->add_option("--prefill-requests", e2e.scheduler.prefill_requests, "Prompts that share a round")->check(CLI::Range(1, 64))->capture_default_str();
   command->add_option("--decode-rows", e2e.scheduler.most_decode_rows, "Decode rows of a round at most")->check(CLI::Range(1, 64))->capture_default_str();
   command->add_option("--live", e2e.scheduler.most_live, "Requests that hold memory at once, at most")->check(CLI::Range(1, 256))->capture_default_str();
-  command->add_option("--in-flight", e2e.submissions_in_flight, "Submissions in flight; 1: every result is read before the next submission")
-      ->check(CLI::Range(1, 16))
-      ->capture_default_str();
+  options->in_flight = command->add_option("--in-flight", e2e.submissions_in_flight,
+                                           "Submissions in flight; 1: every result is read before the next submission, as always with the reference")
+                           ->check(CLI::Range(1, 16))
+                           ->capture_default_str();
   command->add_flag("--graph", e2e.graph_replay, "Capture decode steps and replay them");
   command->add_option("--reserve-bytes", e2e.reserve_bytes, "Of a device's free memory, kept back from requests")
       ->check(whole_number(0, std::numeric_limits<std::int64_t>::max()))
@@ -98,7 +112,8 @@ void add_bench_end_to_end_command(CLI::App& bench, int& exit_code) {
       "  loopgauge bench e2e --load pd --switches t0s0q0,t1s1q1        on two devices\n"
       "  loopgauge bench e2e --executor reference --check              the shipped model on the CPU, shorter loads\n"
       "Requests arrive by the wall clock as a seed says, whatever the server does; what runs next is decided from what is there. A request begins when the memory that\n"
-      "it will ever need is free. Needs a CUDA device unless --executor reference (exit code 4 without one).");
+      "it will ever need is free. Needs a CUDA device unless --executor reference (exit code 4 without one). Exit codes: 1 a request has other tokens than alone; 5 a load was\n"
+      "left out, with the reason, or --check had nothing to compare.");
   command->callback([options, &exit_code] { exit_code = measure(*options); });
 }
 

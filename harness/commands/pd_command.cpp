@@ -20,6 +20,7 @@
 #include "harness/commands/command.hpp"
 #include "harness/commands/common_options.hpp"
 #include "harness/commands/handoff_json.hpp"
+#include "harness/commands/option_checks.hpp"
 #include "harness/executor_by_name.hpp"
 #include "harness/handoff/archive.hpp"
 #include "harness/handoff/handoff_executor.hpp"
@@ -324,7 +325,7 @@ void add_socket_options(CLI::App& command, PdOptions& options) {
   command
       .add_option("--lease", options.lease, "Seconds without progress after which the other side is given up, also before it has come")
       ->type_name("SECONDS")
-      ->check(CLI::Range(0.01, 86400.0))
+      ->check(real_number(0.01, 86400.0))
       ->capture_default_str();
   add_output_option(command, options.output);
 }
@@ -407,8 +408,8 @@ void add_send(CLI::App& pd, int& exit_code) {
   add_socket_options(*command, *options);
   command
       ->add_option("--bytes-in-flight", options->bytes_in_flight,
-                   "Bytes that are being written at once at most, such as 64MB; partitions are a quarter of it (128 MiB at most), and four times as much is exported ahead. More is "
-                   "faster between devices, and what both sides hold beside their caches")
+                   "Bytes that are being written at once at most, such as 64MB; partitions are a quarter of it (128 MiB at most), and four times as much is exported "
+                   "ahead. More is faster between devices, and what both sides hold beside their caches")
       ->type_name("BYTES")
       ->transform(CLI::AsSizeValue(false))
       ->check(CLI::Range(std::uint64_t{4} << 10, std::uint64_t{1} << 32))

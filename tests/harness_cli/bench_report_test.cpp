@@ -247,6 +247,7 @@ TEST_F(BenchReportCommand, GivesProgramsEverything) {
   ASSERT_EQ(csv.exit_code, 0) << csv.err;
   EXPECT_TRUE(csv.out.starts_with("run,engine,what,setting,"));
   EXPECT_NE(csv.out.find("\"decode step, launched\""), std::string::npos);
+  EXPECT_NE(csv.out.find("\n\nrun,engine,setting,mode,load,"), std::string::npos) << "requests have a header of their own";
 }
 
 TEST_F(BenchReportCommand, RefusesWhatABenchHasNot) {

@@ -125,6 +125,25 @@ TEST(EndToEndBench, ServesOnTheReferenceAndChecksEveryToken) {
   EXPECT_NE(failures.note.find("bytes of device memory"), std::string::npos) << failures.note;
 }
 
+TEST(EndToEndBench, AMistakeInTheCallReplacesNoReport) {
+  const test::TemporaryFolder folder;
+  const std::string file = (folder / "e2e.h5").string();
+  const std::vector<std::string> call{"bench", "e2e", "--executor", "reference", "--load", "low", "--requests", "1", "--switches", "t0s0q0", "--new-tokens", "2", "--report", file};
+  ASSERT_EQ(test::run_program(call).exit_code, 0);
+  std::vector<std::string> mistaken = call;
+  mistaken.insert(mistaken.end(), {"--prompts", "16000"});
+  EXPECT_EQ(test::run_program(mistaken).exit_code, 2);
+  const BenchReport report = read_bench(file);
+  EXPECT_EQ(report.runs.size(), 1u);
+  EXPECT_EQ(report.end_to_end.size(), 1u);
+}
+
+TEST(EndToEndBench, WhatIsLeftOutMakesTheCallIncomplete) {
+  const auto result = test::run_program({"bench", "e2e", "--executor", "reference", "--load", "fit", "--switches", "t0s0q0"});
+  EXPECT_EQ(result.exit_code, 5) << result.err;
+  EXPECT_NE(result.out.find("left out: fit"), std::string::npos) << result.out;
+}
+
 TEST(EndToEndBench, RefusesWhatItCannotServe) {
   for (const auto& [option, value] : {std::pair{"--load", "many"}, {"--policy", "sometimes"}, {"--requests", "0"}, {"--prompts", "0"}, {"--in-flight", "0"},
                                       {"--switches", "t2s0q0"}, {"--decode-rows", "65"}, {"--live", "257"}, {"--rate", "-1"}}) {
@@ -133,6 +152,16 @@ TEST(EndToEndBench, RefusesWhatItCannotServe) {
   // Longer than the model's positions.
   const auto too_long = test::run_program({"bench", "e2e", "--executor", "reference", "--prompts", "9000", "--requests", "1"});
   EXPECT_EQ(too_long.exit_code, 2) << too_long.err;
+  // The reference has nothing in flight and captures nothing; a refused prompt beside prompts that fill the model has no room.
+  const auto refusal = [](std::vector<std::string> options) {
+    options.insert(options.begin(), {"bench", "e2e", "--executor", "reference", "--switches", "t0s0q0"});
+    const auto result = test::run_program(options);
+    EXPECT_EQ(result.exit_code, 2) << result.err;
+    return result.err;
+  };
+  EXPECT_NE(refusal({"--in-flight", "2"}).find("nothing in flight"), std::string::npos);
+  EXPECT_NE(refusal({"--graph"}).find("captures no steps"), std::string::npos);
+  EXPECT_NE(refusal({"--load", "failures", "--prompts", "2044"}).find("--prompts takes shorter ones"), std::string::npos);
   if (optimized::device_status().available) GTEST_SKIP() << "a CUDA device is present: " << optimized::device_status().description;
   const auto refused = test::run_program({"bench", "e2e"});
   EXPECT_EQ(refused.exit_code, 4);

@@ -189,6 +189,7 @@ TEST(ExitCode, HandoffsBetweenProcesses) {
   expect_failure({"pd", "send", in_case, "--socket", std::string(200, 'a')}, 3, "the path of a Unix socket");
   expect_failure({"pd", "send", in_case, "--socket", socket, "--memory", "disk"}, 2, "is not one of: host, device");
   expect_failure({"pd", "send", in_case, "--socket", socket, "--bytes-in-flight", "1KB"}, 2, "--bytes-in-flight");
+  for (const char* side : {"serve", "send"}) expect_failure({"pd", side, in_case, "--socket", socket, "--lease", "nan"}, 2, "--lease");
   expect_failure({"pd", "send", in_case, "--socket", socket, "--bytes-in-flight", "64 parsecs"}, 2, "--bytes-in-flight");
   for (const char* side : {"serve", "send"})
     expect_failure({"pd", side, in_case, "--socket", socket, "--memory", "device"}, 2, "which the reference executor has none of");

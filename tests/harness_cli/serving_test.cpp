@@ -8,6 +8,7 @@
 #include <cmath>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "harness/case.hpp"
 #include "harness/handoff/local_transport.hpp"
@@ -427,6 +428,42 @@ TEST(ServingHandoff, WhatDoesNotFitIsRefusedAndTheOthersAreServed) {
   std::map<ServedOutcome, int> counts = outcomes(result);
   EXPECT_EQ(counts[ServedOutcome::finished], 5);
   EXPECT_EQ(counts[ServedOutcome::refused], 1);
+}
+
+// Memory of the first request that asks for it cannot be shared.
+class RefusingOnce final : public handoff::ReceiverTransport {
+ public:
+  explicit RefusingOnce(std::unique_ptr<handoff::ReceiverTransport> inner) : inner_(std::move(inner)) {}
+  handoff::Channel& channel() override { return inner_->channel(); }
+  handoff::Destination expose(const handoff::Memory& memory) override {
+    if (!std::exchange(refused_, true)) throw handoff::HandoffError("not shared");
+    return inner_->expose(memory);
+  }
+  void withdraw(const handoff::Destination& destination) override { inner_->withdraw(destination); }
+
+ private:
+  std::unique_ptr<handoff::ReceiverTransport> inner_;
+  bool refused_ = false;
+};
+
+TEST(ServingHandoff, AHandoffThatFailsIsCountedOnceAndTheOthersAreServed) {
+  const ServingLoad load = load_of(small_load());
+  const EffectiveConfig config = config_of("t1s1q1");
+  const auto prefill = reference::make_reference_executor(tiny()), decode = reference::make_reference_executor(tiny());
+  ServingOptions options;
+  options.bytes = equal_bytes(load);
+  handoff::TransportEnds ends = make_host_transport();
+  ends.receiver = std::make_unique<RefusingOnce>(std::move(ends.receiver));
+  WallClock clock;
+  const ServingResult result = serve_handed_over(*prefill, *decode, std::move(ends), {}, load, config, options, clock);
+  EXPECT_EQ(outcomes(result), (std::map<ServedOutcome, int>{{ServedOutcome::finished, 4}, {ServedOutcome::failed, 1}}));
+  for (const ServedRequest& request : result.requests) {
+    if (request.outcome == ServedOutcome::failed) {
+      EXPECT_NE(request.reason.find("not shared"), std::string::npos) << request.reason;
+    }
+  }
+  expect_tokens_of_requests_alone(result, load, config);
+  EXPECT_EQ(describe(result.held_at_drain), "");
 }
 
 TEST(ServingHalves, EveryRequestIsServedByOneOfTwo) {
