@@ -82,7 +82,6 @@ struct EndToEndRow {
   double latency_ms_p50 = kNotMeasured, latency_ms_p90 = kNotMeasured, latency_ms_p99 = kNotMeasured;  // arrival to last token
   double output_tokens_per_s = kNotMeasured, requests_per_s = kNotMeasured;  // finished requests over the duration
   double duration_s = kNotMeasured;  // first arrival to last completion
-  double synchronisation_share = kNotMeasured;  // of the duration: the host waits for the device
   double transfer_share = kNotMeasured;         // of the duration: handoffs are under way
   std::int64_t peak_bytes = 0;    // device memory, all devices together; 0: not measured
   std::int64_t cancelled = 0, refused = 0;  // of the failed ones: given up by their client; without room even alone

@@ -100,7 +100,6 @@ std::span<const Column<EndToEndRow>> columns() {
       {"output_tokens_per_s", "s-1", "Generated tokens of finished requests over the duration", &EndToEndRow::output_tokens_per_s},
       {"requests_per_s", "s-1", "Finished requests over the duration", &EndToEndRow::requests_per_s},
       {"duration_s", "s", "From the first arrival to the last completion", &EndToEndRow::duration_s},
-      {"synchronisation_share", "1", "Share of the duration in which the host waited for the device", &EndToEndRow::synchronisation_share},
       {"transfer_share", "1", "Share of the duration in which handoffs were under way", &EndToEndRow::transfer_share},
       {"peak_bytes", "byte", "Most device memory in use, all devices together; 0: not measured", &EndToEndRow::peak_bytes},
       {"cancelled", "1", "Of the requests that failed, those whose client gave up", &EndToEndRow::cancelled},

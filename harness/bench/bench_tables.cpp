@@ -157,10 +157,9 @@ BenchTable end_to_end_table(const BenchReport& report) {
       "end-to-end",
       "Requests from arrival to last token",
       "TTFT: arrival to first token; TPOT: a token after the first; gap: between two tokens of a request; percentiles over finished requests in "
-      "milliseconds. Failed requests count in no percentile. Waiting: share of the duration in which the host waited for the device; transfer: in which "
-      "handoffs were under way.",
+      "milliseconds. Failed requests count in no percentile. Transfer: share of the duration in which handoffs were under way.",
       {"setting", "mode",    "load", "cards",       "done", "failed", "TTFT p50", "p90",     "p99",      "TPOT p50", "p90",
-       "p99",     "gap p50", "p99",  "latency p50", "p90",  "p99",    "tokens/s", "waiting", "transfer", "peak"},
+       "p99",     "gap p50", "p99",  "latency p50", "p90",  "p99",    "tokens/s", "transfer", "peak"},
       {},
       3};
   for (const EndToEndRow& r : report.end_to_end) {
@@ -172,7 +171,6 @@ BenchTable end_to_end_table(const BenchReport& report) {
                             r.latency_ms_p50, r.latency_ms_p90, r.latency_ms_p99})
       row.push_back(number(ms, 1));
     row.push_back(number(r.output_tokens_per_s, 1));
-    row.push_back(percent(r.synchronisation_share));
     row.push_back(percent(r.transfer_share));
     row.push_back(r.peak_bytes > 0 ? byte_count(r.peak_bytes) : "-");
     table.rows.push_back(std::move(row));
