@@ -66,9 +66,7 @@ void write_bench(const std::filesystem::path& path, const BenchReport& report) {
   h5::File file = h5::File::create(output.temporary(), h5::FileFormat::compact);
   {
     const h5::Group root = file.root();
-    root.set_attribute("format", kBenchFormat);
-    root.set_attribute("version", kBenchMajor);
-    root.set_attribute("minor_version", kBenchMinor);
+    write_format(root, kBenchFormat, kBenchMajor, kBenchMinor);
     write_attributes(root.create_group("meta"), report.meta);
     visit_bench_tables([&](const char* name, const char* scale, const char* description, auto table) {
       if ((report.*table).empty()) return;

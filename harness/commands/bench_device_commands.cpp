@@ -22,7 +22,6 @@ namespace loopgauge::harness {
 namespace {
 
 constexpr int kMostRequests = 64;
-constexpr int kIncompleteExit = 5;
 constexpr std::array<std::string_view, 5> kOperationGroups{"linear", "attention", "projections", "encode", "prefill_attention"};
 
 struct DeviceBenchOptions {
@@ -49,36 +48,31 @@ CLI::Validator whole_windows() {
                         "MULTIPLE of 256");
 }
 
-void add_contexts_option(CLI::App& command, std::vector<int>& contexts) {
-  command.add_option("--contexts", contexts, "Positions of each request before the step")
-      ->delimiter(',')
-      ->check(CLI::Range(1, optimized::ouro_1_4b_shape().max_positions - kGroupSize))
-      ->capture_default_str();
-}
-
-void add_batches_option(CLI::App& command, std::vector<int>& batches) {
-  command.add_option("--batches", batches, "Requests of a step")->delimiter(',')->check(CLI::Range(1, kMostRequests))->capture_default_str();
-}
-
 void add_repeats_option(CLI::App& command, int& repeats) {
   command.add_option("--repeats", repeats, "Times that are taken of each, after warming up")->check(CLI::Range(1, 1000))->capture_default_str();
 }
 
-void add_prompts_option(CLI::App& command, std::vector<int>& prompts) {
-  command.add_option("--prompts", prompts, "Lengths of prompts, whole windows of 256 positions")
+// What decode steps and their operations are measured at, and where the rows go.
+void add_decode_options(CLI::App& command, DeviceBenchOptions& options) {
+  add_switches_option(command, options.device.switches);
+  command.add_option("--contexts", options.contexts, "Positions of each request before the step")
+      ->delimiter(',')
+      ->check(CLI::Range(1, optimized::ouro_1_4b_shape().max_positions - kGroupSize))
+      ->capture_default_str();
+  command.add_option("--batches", options.batches, "Requests of a step")->delimiter(',')->check(CLI::Range(1, kMostRequests))->capture_default_str();
+  add_repeats_option(command, options.device.repeats);
+  add_bench_output_options(command, options.output);
+}
+
+void add_windows_option(CLI::App& command, const char* name, std::vector<int>& positions, const std::string& what) {
+  command.add_option(name, positions, what + ", whole windows of 256 positions")
       ->delimiter(',')
       ->check(CLI::Range(256, optimized::ouro_1_4b_shape().max_positions))
       ->check(whole_windows())
       ->capture_default_str();
 }
 
-void add_prefill_rows_option(CLI::App& command, std::vector<int>& rows) {
-  command.add_option("--prefill-rows", rows, "Rows of a prefill batch, whole windows of 256 positions")
-      ->delimiter(',')
-      ->check(CLI::Range(256, optimized::ouro_1_4b_shape().max_positions))
-      ->check(whole_windows())
-      ->capture_default_str();
-}
+void add_prompts_option(CLI::App& command, std::vector<int>& prompts) { add_windows_option(command, "--prompts", prompts, "Lengths of prompts"); }
 
 // CONTEXTxBATCH, such as 8192x1.
 optimized::StepShape parse_step_shape(const std::string& text) {
@@ -127,11 +121,7 @@ void add_bench_ops_command(CLI::App& bench, int& exit_code) {
       ->delimiter(',')
       ->check(CLI::IsMember(std::vector<std::string>(kOperationGroups.begin(), kOperationGroups.end())))
       ->capture_default_str();
-  add_switches_option(*command, options->device.switches);
-  add_contexts_option(*command, options->contexts);
-  add_batches_option(*command, options->batches);
-  add_repeats_option(*command, options->device.repeats);
-  add_bench_output_options(*command, options->output);
+  add_decode_options(*command, *options);
   command->footer(
       "Examples:\n"
       "  loopgauge bench ops --what attention,projections,encode --contexts 8192 --batches 1 --report bench.h5\n"
@@ -145,11 +135,7 @@ void add_bench_step_command(CLI::App& bench, int& exit_code) {
   CLI::App* command = bench.add_subcommand("step", "Whole decode steps of the device at the shape of Ouro-1.4B: each feature alone and together");
   const auto options = std::make_shared<DeviceBenchOptions>();
   options->device.what = {"step"};
-  add_switches_option(*command, options->device.switches);
-  add_contexts_option(*command, options->contexts);
-  add_batches_option(*command, options->batches);
-  add_repeats_option(*command, options->device.repeats);
-  add_bench_output_options(*command, options->output);
+  add_decode_options(*command, *options);
   command->footer(
       "Examples:\n"
       "  loopgauge bench step --report step.h5\n"
@@ -166,7 +152,7 @@ void add_bench_prefill_command(CLI::App& bench, int& exit_code) {
   options->contexts.clear();
   add_switches_option(*command, options->device.prefill_switches);
   add_prompts_option(*command, options->device.prompts);
-  add_prefill_rows_option(*command, options->device.prefill_rows);
+  add_windows_option(*command, "--prefill-rows", options->device.prefill_rows, "Rows of a prefill batch");
   add_bench_output_options(*command, options->output);
   command->footer(
       "Examples:\n"

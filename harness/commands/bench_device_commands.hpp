@@ -8,6 +8,8 @@
 
 namespace loopgauge::harness {
 
+inline constexpr int kIncompleteExit = 5;  // something that was asked for has no row
+
 // The callbacks write the process exit code or throw, as those of the verbs (command.hpp).
 void add_bench_ops_command(CLI::App& bench, int& exit_code);
 void add_bench_step_command(CLI::App& bench, int& exit_code);

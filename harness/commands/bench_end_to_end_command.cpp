@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::uint32_t kWeightSeed = 1;
 
-constexpr int kOtherTokensExit = 1, kIncompleteExit = 5;
+constexpr int kOtherTokensExit = 1;
 
 struct CommandOptions {
   EndToEndOptions bench;

@@ -49,9 +49,7 @@ void write_report(const std::filesystem::path& path, const Report& report) {
   h5::File file = h5::File::create(output.temporary(), h5::FileFormat::compact);
   {
     const h5::Group root = file.root();
-    root.set_attribute("format", kReportFormat);
-    root.set_attribute("version", kReportMajor);
-    root.set_attribute("minor_version", kReportMinor);
+    write_format(root, kReportFormat, kReportMajor, kReportMinor);
     root.set_attribute("title", report.meta.title);
     write_meta(root.create_group("meta"), report);
     write_table(root.create_group("cases"), "case", "Number n of the group /case/<n>", report.cases);

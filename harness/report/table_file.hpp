@@ -170,6 +170,13 @@ Row read_attributes(const h5::Group& group) {
   return row;
 }
 
+// What file_minor_version() reads.
+inline void write_format(const h5::Group& root, std::string_view format, std::int64_t major, std::int64_t minor) {
+  root.set_attribute("format", format);
+  root.set_attribute("version", major);
+  root.set_attribute("minor_version", minor);
+}
+
 // The minor version of the file with this root. Throws FileError for another `format` or major version; `noun`: "report".
 inline std::int64_t file_minor_version(const h5::Group& root, std::string_view format, std::int64_t major, const std::string& noun) {
   if (!root.has_attribute("format") || root.string_attribute("format") != format) root.fail("not a loopgauge " + noun);
