@@ -186,7 +186,7 @@ void ForwardPass::run(const RowBatch& batch, KvCache& kv, const ReferenceStore* 
     seen("rope.q", layer, qkv, qkv_stride, width_);
     seen("rope.k", layer, qkv + width_, qkv_stride, width_);
     kv_append(qkv + width_, qkv + 2 * width_, qkv_stride, written.as<QueryRow>(), kv.view(), layer, rows, stream);
-    attention(batch, layer, kv, references, numeric_fault, observer);
+    attention(batch, layer, kv, references, numeric_fault, observer, false);
     seen("attention.output", layer, attended_.as<Bfloat16>(), width_, width_);
     project(attended_.as<Bfloat16>(), w.o_proj, projected, width_, model.hidden);
     seen("linear.o_proj", layer, projected, model.hidden, model.hidden);
@@ -249,7 +249,7 @@ void ForwardPass::run_fused(const RowBatch& batch, KvCache& kv, const ReferenceS
     arguments.arrivals = projection_arrivals_.as<std::uint32_t>() + next * kProjectionArrivals;
     if (next > 0) {
       const DeviceLayerWeights& behind = weights.layers[static_cast<std::size_t>(next - 1)];
-      attention(batch, next - 1, kv, references, numeric_fault, nullptr);
+      attention(batch, next - 1, kv, references, numeric_fault, nullptr, true);
       arguments.attended = attended_.as<Bfloat16>();
       arguments.o_proj = behind.o_proj.as<Bfloat16>();
       arguments.norm_after_attention = behind.input_layernorm_2.as<Bfloat16>();

@@ -103,10 +103,11 @@ class ForwardPass {
   // One launch between two attentions instead of a launch an operation, with the same bits: for few decode rows that nobody observes.
   bool fuses_projections(const RowBatch& batch, const RowObserver* observer) const;
   void run_fused(const RowBatch& batch, KvCache& kv, const ReferenceStore* references, std::uint64_t* numeric_fault);
+  // `behind_projections`: the kernel in front in the stream is decode_projections.
   void attention(const RowBatch& batch, int layer, KvCache& kv, const ReferenceStore* references, std::uint64_t* numeric_fault,
-                 RowObserver* observer);
+                 RowObserver* observer, bool behind_projections);
   void decode_attention(const RowBatch& batch, int layer, KvCache& kv, const ReferenceStore* references, std::uint64_t* numeric_fault,
-                        RowObserver* observer);
+                        RowObserver* observer, bool behind_projections);
   void force_keys(const RowBatch& batch, int layer, const ReferenceStore& references);
 
   ForwardContext context_;

@@ -11,8 +11,8 @@
 namespace loopgauge::optimized {
 
 void ForwardPass::attention(const RowBatch& batch, int layer, KvCache& kv, const ReferenceStore* references, std::uint64_t* numeric_fault,
-                            RowObserver* observer) {
-  if (batch.decode_rows > 0) decode_attention(batch, layer, kv, references, numeric_fault, observer);
+                            RowObserver* observer, bool behind_projections) {
+  if (batch.decode_rows > 0) decode_attention(batch, layer, kv, references, numeric_fault, observer, behind_projections);
   if (tile_count_ > 0) {
     AttentionPrefillArguments arguments;
     arguments.kv = kv.view();
@@ -30,12 +30,16 @@ void ForwardPass::attention(const RowBatch& batch, int layer, KvCache& kv, const
 }
 
 void ForwardPass::decode_attention(const RowBatch& batch, int layer, KvCache& kv, const ReferenceStore* references, std::uint64_t* numeric_fault,
-                                   RowObserver* observer) {
+                                   RowObserver* observer, bool behind_projections) {
   const cudaStream_t stream = context_.stream;
   const int rows = batch.decode_rows;
   const std::int64_t q_stride = 3 * static_cast<std::int64_t>(width_);
+  // An observer sees the references of a layer before what follows from it, and a planted fault acts where it is planted.
+  const std::int64_t logit_stride = page_count(context_.max_positions) * kPageTokens;
+  const int group = observer != nullptr || context_.fault != Fault::none ? 1 : reference_group_layers(shape_, rows, logit_stride);
+  const int in_group = layer % group, layers = batch.layers < 0 ? shape_.layers : std::min(batch.layers, shape_.layers);
   const std::uint64_t growths = attention_arrivals_.growths();
-  const std::size_t arrivals = static_cast<std::size_t>(rows) * shape_.heads;
+  const std::size_t arrivals = static_cast<std::size_t>(kinds_.reference ? group : 1) * static_cast<std::size_t>(rows) * static_cast<std::size_t>(shape_.heads);
   attention_arrivals_.reserve<std::uint32_t>(arrivals);
   if (attention_arrivals_.growths() != growths) {  // every launch leaves them zero
     LOOPGAUGE_CUDA_CHECK(cudaMemsetAsync(attention_arrivals_.data(), 0, arrivals * sizeof(std::uint32_t), stream));
@@ -54,11 +58,18 @@ void ForwardPass::decode_attention(const RowBatch& batch, int layer, KvCache& kv
     arguments.workspace = attention_workspace_.reserve<std::byte>(attention_decode_workspace_bytes(shape_, rows));
     arguments.arrivals = attention_arrivals_.as<std::uint32_t>();
     arguments.fault = context_.fault;
+    if (behind_projections) {
+      arguments.written_rows = rows_.as<QueryRow>();
+      arguments.written_count = rows;
+    }
     attention_decode(arguments, stream);
   }
 
-  // What loop 2 leaves behind for the rows of `query_rows`: statistics, the selected keys, m and C_ref.
+  // What loop 2 leaves behind for the rows of `query_rows`: statistics, and once the group of layers is complete, which nothing needs before
+  // loop 3, the selected keys, m and C_ref of all of them.
   const auto capture_references = [&](const QueryRow* query_rows, Bfloat16* output) {
+    const std::size_t layer_logits = static_cast<std::size_t>(rows) * static_cast<std::size_t>(shape_.heads) * static_cast<std::size_t>(logit_stride);
+    float* const logits = attention_logits_.reserve<float>(static_cast<std::size_t>(group) * layer_logits);
     ReferenceStatisticsArguments arguments;
     arguments.kv = kv.view();
     arguments.layer = layer;
@@ -68,29 +79,34 @@ void ForwardPass::decode_attention(const RowBatch& batch, int layer, KvCache& kv
     arguments.row_count = rows;
     arguments.max_length = max_length_;
     arguments.reference = references->view();
-    arguments.logit_stride = page_count(context_.max_positions) * kPageTokens;
-    arguments.logits = attention_logits_.reserve<float>(static_cast<std::size_t>(rows) * shape_.heads * arguments.logit_stride);
+    arguments.logit_stride = logit_stride;
+    arguments.logits = logits + static_cast<std::size_t>(in_group) * layer_logits;
     arguments.encoded_history = kv.quantized();
     arguments.output = output;
     arguments.arrivals = attention_arrivals_.as<std::uint32_t>();
-    arguments.workspace = attention_workspace_.reserve<std::byte>(reference_statistics_workspace_bytes(shape_, rows));
+    arguments.workspace = attention_workspace_.reserve<std::byte>(reference_statistics_workspace_bytes(shape_, rows, group));
     arguments.numeric_fault = numeric_fault;
     arguments.fault = context_.fault;
     reference_statistics(arguments, stream);
+    if (in_group + 1 < group && layer + 1 < layers) return;
 
+    arguments.layer = layer - in_group;
+    arguments.layer_count = in_group + 1;
+    arguments.logits = logits;
     SelectKeysArguments selection;
     selection.shape = shape_;
-    selection.layer = layer;
+    selection.layer = arguments.layer;
+    selection.layer_count = arguments.layer_count;
     selection.rows = query_rows;
     selection.row_count = rows;
     selection.key_fraction_bp = context_.key_fraction_bp;
-    selection.logits = arguments.logits;
-    selection.logit_stride = arguments.logit_stride;
+    selection.logits = logits;
+    selection.logit_stride = logit_stride;
     selection.reference = references->view();
     selection.numeric_fault = numeric_fault;
     selection.fault = context_.fault;
     select_keys(selection, stream);  // forced keys replace its masks, its check of the logits stays
-    force_keys(batch, layer, *references);
+    for (int selected = arguments.layer; selected <= layer; ++selected) force_keys(batch, selected, *references);
     reference_contribution(arguments, stream);
   };
 

@@ -424,7 +424,9 @@ class StepBench {
     GrowableBuffer workspace(allocator_, MemoryCategory::workspace), rows(allocator_, MemoryCategory::workspace), logits(allocator_, MemoryCategory::workspace);
     DeviceBuffer fault = allocator_.allocate(MemoryCategory::workspace, sizeof(std::uint64_t));
     LOOPGAUGE_CUDA_CHECK(cudaMemsetAsync(fault.data(), 0xFF, sizeof(std::uint64_t), stream_));
-    DeviceBuffer arrivals = allocator_.allocate_array<std::uint32_t>(MemoryCategory::workspace, static_cast<std::size_t>(batch) * model_.heads);
+    const std::int64_t logit_stride = page_count(context + 1) * kPageTokens;
+    const int group = reference_group_layers(kv_shape_, batch, logit_stride);
+    DeviceBuffer arrivals = allocator_.allocate_array<std::uint32_t>(MemoryCategory::workspace, static_cast<std::size_t>(group) * batch * model_.heads);
     LOOPGAUGE_CUDA_CHECK(cudaMemsetAsync(arrivals.data(), 0, arrivals.size_bytes(), stream_));
     const auto per_layer = [&](auto&& work) {
       return timed_per_layer([&] {
@@ -468,38 +470,45 @@ class StepBench {
     arguments.row_count = batch;
     arguments.max_length = context + 1;
     arguments.reference = state.references->view();
-    arguments.logit_stride = page_count(context + 1) * kPageTokens;
-    arguments.logits = logits.reserve<float>(static_cast<std::size_t>(batch) * model_.heads * arguments.logit_stride);
+    arguments.logit_stride = logit_stride;
+    const std::size_t layer_logits = static_cast<std::size_t>(batch) * model_.heads * logit_stride;
+    float* const group_logits = logits.reserve<float>(group * layer_logits);
     arguments.encoded_history = state.encoded > 0;
     arguments.arrivals = arrivals.as<std::uint32_t>();
     arguments.output = output.as<Bfloat16>();
-    arguments.workspace = workspace.reserve<std::byte>(reference_statistics_workspace_bytes(kv_shape_, batch));
+    arguments.workspace = workspace.reserve<std::byte>(reference_statistics_workspace_bytes(kv_shape_, batch, group));
     arguments.numeric_fault = fault.as<std::uint64_t>();
     SelectKeysArguments selection;
     selection.shape = kv_shape_;
     selection.rows = arguments.rows;
     selection.row_count = batch;
     selection.key_fraction_bp = state.config.sparse_decode_attention.key_fraction_bp;
-    selection.logits = arguments.logits;
-    selection.logit_stride = arguments.logit_stride;
+    selection.logit_stride = logit_stride;
     selection.reference = arguments.reference;
     selection.numeric_fault = arguments.numeric_fault;
     add("reference_statistics", switches, context, batch, per_layer([&](int layer) {
           arguments.layer = layer;
+          arguments.logits = group_logits + static_cast<std::size_t>(layer % group) * layer_logits;
           reference_statistics(arguments, stream_);
         }),
         batch * kv_bytes(state, 2, context), 0);
-    // The logits row is scratch of one layer: selection and contribution of every layer work on the last one's.
-    add("select_keys", switches, context, batch, per_layer([&](int layer) {
-          selection.layer = layer;
-          select_keys(selection, stream_);
-        }),
-        4.0 * batch * model_.heads * (context + 1), 0);
-    add("reference_contribution", switches, context, batch, per_layer([&](int layer) {
-          arguments.layer = layer;
-          reference_contribution(arguments, stream_);
-        }),
-        0, 0);
+    // A launch a layer, as observed rows need it, then as a step launches them: for all layers whose logits rows are kept. Those are of the last group.
+    for (const int together : {1, group}) {
+      const std::string implementation = together == 1 ? "a launch a layer" : std::to_string(together) + " layers a launch";
+      const auto in_groups = [&](auto&& work) {
+        return per_layer([&](int layer) {
+          if (layer % together != 0) return;
+          selection.layer = arguments.layer = layer;
+          selection.layer_count = arguments.layer_count = std::min(together, model_.layers - layer);
+          selection.logits = arguments.logits = group_logits + static_cast<std::size_t>(layer % group) * layer_logits;
+          work();
+        });
+      };
+      add("select_keys", switches, context, batch, in_groups([&] { select_keys(selection, stream_); }), 4.0 * batch * model_.heads * (context + 1), 0,
+          implementation);
+      add("reference_contribution", switches, context, batch, in_groups([&] { reference_contribution(arguments, stream_); }), 0, 0, implementation);
+      if (group == 1) break;
+    }
     for (const int loop : {3, 4}) {
       SparseCorrectionArguments correction;
       correction.kv = state.kv->view();

@@ -159,27 +159,27 @@ struct StreamTile {
 };
 LOOPGAUGE_HOST_DEVICE StreamTile stream_tile(const KvShape& shape, const PageTableEntry& page, const ActivityMap& map, int layer,
                                              int stream, KvTensor tensor, int head) {
-  const std::uint32_t n = map.rows[stream - 1];
-  std::uint64_t payload;
-  if (stream == 1) {
-    payload = page.base_payload + static_cast<std::size_t>(layer) * 2 * payload_tensor_bytes(shape, n);
-  } else {
-    payload = page.residual_payload + static_cast<std::size_t>(layer) * residual_layer_bytes(shape, map.rows);
-    for (int s = 2; s < stream; ++s) payload += 2 * payload_tensor_bytes(shape, map.rows[s - 1]);
+  // Every size is in proportion to a number of rows or of groups, so these are summed first: of the stream, of those before it, of all.
+  std::uint32_t rows = 0, rows_before = 0, all_rows = 0, groups = 0, groups_before = 0, all_groups = 0;
+  for (int s = 1; s <= kLoops; ++s) {
+    const std::uint32_t n = map.rows[s - 1], g = (n + kGroupSize - 1) / kGroupSize;
+    rows = s == stream ? n : rows;
+    groups = s == stream ? g : groups;
+    rows_before += s < stream ? n : 0;
+    groups_before += s < stream ? g : 0;
+    all_rows += n;
+    all_groups += g;
   }
-  payload += static_cast<std::size_t>(head) * n * payload_row_bytes(shape);
-  std::uint64_t parameters = page.parameters;
-  if (tensor == KvTensor::k) {
-    parameters += static_cast<std::size_t>(layer) * k_parameter_layer_bytes(shape, map.rows);
-    for (int s = 1; s < stream; ++s) parameters += k_parameter_bytes(shape, map.rows[s - 1]);
-    parameters += static_cast<std::size_t>(head) * ((n + kGroupSize - 1) / kGroupSize) * shape.head_dim * 4;
-  } else {
-    payload += payload_tensor_bytes(shape, n);
-    parameters += static_cast<std::size_t>(shape.layers) * k_parameter_layer_bytes(shape, map.rows);
-    parameters += static_cast<std::size_t>(layer) * v_parameter_layer_bytes(shape, map.rows);
-    for (int s = 1; s < stream; ++s) parameters += v_parameter_bytes(shape, map.rows[s - 1]);
-    parameters += static_cast<std::size_t>(head) * n * (shape.head_dim / kGroupSize) * 4;
-  }
+  const auto heads = static_cast<std::uint64_t>(shape.heads);
+  const bool base = stream == 1, v = tensor == KvTensor::v;
+  const std::uint64_t layer_rows = base ? rows : all_rows - map.rows[0], late_before = base ? 0 : rows_before - map.rows[0];
+  const std::uint64_t payload_rows = heads * (2 * (static_cast<std::uint64_t>(layer) * layer_rows + late_before) + (v ? rows : 0)) +
+                                     static_cast<std::uint64_t>(head) * rows;
+  const std::uint64_t payload = (base ? page.base_payload : page.residual_payload) + payload_rows * payload_row_bytes(shape);
+  const std::uint64_t k_groups = heads * (static_cast<std::uint64_t>(v ? shape.layers : layer) * all_groups + (v ? 0 : groups_before)) +
+                                 (v ? 0 : static_cast<std::uint64_t>(head) * groups);
+  const std::uint64_t v_rows = v ? heads * (static_cast<std::uint64_t>(layer) * all_rows + rows_before) + static_cast<std::uint64_t>(head) * rows : 0;
+  const std::uint64_t parameters = page.parameters + (k_groups * shape.head_dim + v_rows * (shape.head_dim / kGroupSize)) * 4;
   return {reinterpret_cast<const std::uint8_t*>(payload), reinterpret_cast<const std::uint32_t*>(parameters)};
 }
 

@@ -9,10 +9,13 @@ namespace {
 
 template <int kHeadDim>
 void launch(const AttentionDecodeArguments& a, cudaStream_t stream) {
-  const dense::Arguments arguments{a.kv, a.layer, a.q, a.q_row_stride, a.rows, {}, nullptr, 0, nullptr, a.output, static_cast<float*>(a.workspace), a.arrivals, a.fault};
+  dense::Arguments arguments{a.kv,    a.layer, a.q,     a.q_row_stride, a.rows, {}, nullptr, 0,
+                             nullptr, a.output, static_cast<float*>(a.workspace), a.arrivals, a.fault};
   if (a.encoded_history) {
     dense::launch<kHeadDim, true, false>(arguments, a.row_count, a.max_length, stream);
   } else {
+    arguments.written_rows = a.written_rows;
+    arguments.written_count = a.written_rows == nullptr ? 0 : a.written_count;
     dense::launch<kHeadDim, false, false>(arguments, a.row_count, a.max_length, stream);
   }
 }
@@ -23,6 +26,7 @@ std::size_t attention_decode_workspace_bytes(const KvShape& shape, int row_count
 
 void attention_decode(const AttentionDecodeArguments& arguments, cudaStream_t stream) {
   split::check_launch("attention_decode", arguments.kv.shape, arguments.row_count, arguments.max_length);
+  if (arguments.written_count > 32) throw InternalError("attention_decode: " + std::to_string(arguments.written_count) + " written rows, at most 32");
   if (arguments.row_count == 0) return;
   if (arguments.kv.shape.head_dim == 128) {
     launch<128>(arguments, stream);

@@ -25,6 +25,10 @@ struct AttentionDecodeArguments {
   void* workspace = nullptr;          // attention_decode_workspace_bytes
   std::uint32_t* arrivals = nullptr;  // [rows, heads], zero before the first launch that is given it; every launch leaves it zero
   Fault fault = Fault::none;
+  // Where the kernel in front in the stream is decode_projections: all rows whose K and V it writes, 32 at most. A launch that reads BF16 only may then
+  // begin before that kernel has ended. null: it begins behind it.
+  const QueryRow* written_rows = nullptr;  // [written_count]
+  int written_count = 0;
 };
 
 std::size_t attention_decode_workspace_bytes(const KvShape& shape, int row_count);
@@ -32,7 +36,8 @@ std::size_t attention_decode_workspace_bytes(const KvShape& shape, int row_count
 // Specification clause and reference counterpart: SPEC.md "Model arithmetic" (scores, softmax, PV), "Terms" (LAST_EXITED history),
 //   "KV base and residual quantization" (positions below E are read as X_hat[r], the rest BF16); reference/ops/attention.
 // Shapes and layouts: above; K/V as kv_layout.hpp. The row's own K/V of its loop are already in their page and marked active.
-// Requires: head_dim 64 or 128; q rows 16-byte aligned.
+// Requires: head_dim 64 or 128; q rows 16-byte aligned. With written_rows: `rows`, tables, maps and the K/V of other positions are older than the kernel
+//   in front.
 // Numerics: FP32 sums. BF16 rows: products exact. Encoded rows: integer products on tensor cores, whose sums are exact. K: codes times q * scale
 //   in fixed point under one power of two a group (error 2^-26 of the largest), q * minimum in FP32. V: codes, less the one nearest to the
 //   value zero, times probability * scale in fixed point (32 bits under one power of two a page and half), and what those nearest codes
@@ -40,7 +45,8 @@ std::size_t attention_decode_workspace_bytes(const KvShape& shape, int row_count
 // Determinism: partial results, splits of 256 positions and chains of splits at absolute multiples, combined ascending (dense_attention.cuh); a
 //   row's bits do not depend on the other rows of the batch, their order, max_length or where pages lie.
 // Launch: one kernel, (CTAs of a row and head, heads, rows) CTAs of 320 threads, 192 where rows may be encoded; as many CTAs as the device
-//   holds, of those of a (row, head) the last to arrive combines.
+//   holds, of those of a (row, head) the last to arrive combines. The next kernel may begin once all keys are requested
+//   (programmatic_launch.cuh).
 // Traffic: K and V rows of the logical plane once: 4 * head_dim bytes a BF16 key, head_dim bytes a stream row plus parameters.
 void attention_decode(const AttentionDecodeArguments& arguments, cudaStream_t stream);
 

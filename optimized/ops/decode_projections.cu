@@ -5,7 +5,9 @@
 #include <cstddef>
 
 #include "optimized/ops/elementary.cuh"
+#include "optimized/ops/programmatic_launch.cuh"
 #include "optimized/ops/row_norm.cuh"
+#include "optimized/ops/shared_memory.cuh"
 #include "optimized/ops/tensor_core.cuh"
 #include "optimized/runtime/cuda_check.hpp"
 
@@ -19,11 +21,13 @@ constexpr int kStageChunks = 4;       // chunks that a warp requests at a time, 
 constexpr int kTileRows = 16;         // weight rows, that is outputs, of a tile: the extent of a tensor-core step
 constexpr int kStageRowBytes = kStageChunks * kChunk * 2;
 constexpr int kStageBytes = kTileRows * kStageRowBytes;
+constexpr int kFewStages = 3;         // of a ring, where rows are few
+constexpr int kLeastStages = 2;
 constexpr int kMostStages = 4;
+constexpr int kFewPieces = 2;         // of kMostPieces
 constexpr int kHeldChunks = 2 * kStageChunks;  // of the rows' K values that a thread keeps in registers
 constexpr int kRowPadding = 32;       // elements: neighbouring rows begin half of the banks apart
-constexpr int kLanePadding = 8;       // elements behind the values of one of the 16 lanes of a sum of squares
-constexpr int kMostPieces = 8;        // 16-byte pieces of a row that a thread norms
+constexpr int kMostPieces = 8;        // 16-byte pieces of the rows that a thread norms
 
 enum class Input { rows, normed, added_and_normed };
 enum class Output { rows, activated, rotated_and_appended };
@@ -32,7 +36,8 @@ struct Phase {
   Input input;
   Output output;
   const Bfloat16* weight;               // [out, in]
-  int in, out, tiles;
+  int in, out;
+  int each, more;                       // activated: gates of a block, and how many blocks have one more
   const Bfloat16* x;                    // input rows: [rows, in]; added_and_normed: what is normed and added
   Bfloat16* y;
   const Bfloat16* residual;             // normed and added_and_normed
@@ -52,19 +57,28 @@ __device__ __forceinline__ uint4 load_uncached(const Bfloat16* address) {  // wr
   return __ldcg(reinterpret_cast<const uint4*>(address));
 }
 
-// The first weight row of a tile, and how far behind its first eight rows the other eight lie: what is combined after the product (a gate and
-// its up value, a channel and its rotation partner) stands in one tile.
-__device__ __forceinline__ void tile_rows(const Phase& phase, const DecodeProjectionsArguments& a, int tile, int& first, int& apart) {
-  first = tile * kTileRows;
-  apart = kTileRows / 2;
+// Outputs that a block makes at a time. What is combined after the product (a gate and its up value, a channel and its rotation partner) stands in
+// one tile: `rows` weight rows from `first` on, and as many `apart` behind them.
+struct Tile {
+  int first, apart, rows;
+};
+
+// The `index`-th tile of this block; false: it has no more. Gates and their up values are dealt out evenly: a block's last tile may have fewer.
+__device__ __forceinline__ bool tile_of_block(const Phase& phase, const DecodeProjectionsArguments& a, int index, Tile& tile) {
+  constexpr int kHalf = kTileRows / 2;
   if (phase.output == Output::activated) {
-    first = tile * (kTileRows / 2);
-    apart = phase.out / 2;
-  } else if (phase.output == Output::rotated_and_appended && first < 2 * a.heads * a.head_dim) {
-    const int tiles_of_head = a.head_dim / kTileRows;
-    first = tile / tiles_of_head * a.head_dim + tile % tiles_of_head * (kTileRows / 2);
-    apart = a.head_dim / 2;
+    const int block = static_cast<int>(blockIdx.x), left = phase.each + (block < phase.more ? 1 : 0) - index * kHalf;
+    tile = {block * phase.each + min(block, phase.more) + index * kHalf, phase.out / 2, min(left, kHalf)};
+    return left > 0;
   }
+  const int place = blockIdx.x + index * gridDim.x;
+  tile = {place * kTileRows, kHalf, kHalf};
+  if (phase.output == Output::rotated_and_appended && tile.first < 2 * a.heads * a.head_dim) {
+    const int channel = tile.first & (a.head_dim - 1);  // head_dim is a power of two
+    tile.first += channel / 2 - channel;
+    tile.apart = a.head_dim / 2;
+  }
+  return place < phase.out / kTileRows;
 }
 
 // Every block has done what it does before; everybody sees it. `arrivals` counts blocks.
@@ -81,15 +95,14 @@ __device__ __forceinline__ void meet(std::uint32_t* arrivals) {
 }
 
 // Weights on their way to the warp, in the order in which it uses them: tile after tile, product after product.
+template <int kStages>
 class WeightRing {
  public:
-  __device__ WeightRing(const Launch& launch, std::uint32_t shared, int stages) : launch_(launch), shared_(shared), end_(shared + stages * kStageBytes), to_(shared) {
+  __device__ WeightRing(const Launch& launch, std::uint32_t shared) : launch_(launch), shared_(shared), end_(shared + kStages * kStageBytes), to_(shared) {
     const int lane = threadIdx.x % 32;
     unit_ = lane % 16;
     row_ = lane / 16;
     to_offset_ = row_ * kStageRowBytes + (unit_ ^ row_ * 4) * 16;
-    phase_ = -1;
-    tile_ = 1 << 30;
     next_tile();
   }
 
@@ -103,8 +116,10 @@ class WeightRing {
         const Bfloat16* high = from_ + apart_;
 #pragma unroll
         for (int i = 0; i < kTileRows / 4; ++i) {
-          copy_async(to_ + to_offset_ + i * 2 * kStageRowBytes, low);
-          copy_async(to_ + to_offset_ + (i * 2 + kTileRows / 2) * kStageRowBytes, high);
+          if (row_ + i * 2 < rows_) {
+            copy_async(to_ + to_offset_ + i * 2 * kStageRowBytes, low);
+            copy_async(to_ + to_offset_ + (i * 2 + kTileRows / 2) * kStageRowBytes, high);
+          }
           low += two_rows_;
           high += two_rows_;
         }
@@ -120,21 +135,20 @@ class WeightRing {
 
  private:
   __device__ __forceinline__ void next_tile() {
-    tile_ += gridDim.x;
-    while (phase_ < 0 || tile_ >= launch_.phases[phase_].tiles) {
+    Tile tile;
+    while (!tile_of_block(launch_.phases[phase_], launch_.a, tile_++, tile)) {
       if (++phase_ == launch_.phase_count) {
         left_ = 0;
         return;
       }
-      tile_ = blockIdx.x;
+      tile_ = 0;
     }
     const Phase& phase = launch_.phases[phase_];
     const int warp = threadIdx.x / 32, chunks = phase.in / kChunk, begin = chunks * warp / kWarps;
     left_ = chunks * (warp + 1) / kWarps - begin;
-    int first, apart;
-    tile_rows(phase, launch_.a, tile_, first, apart);
-    from_ = phase.weight + static_cast<std::size_t>(first + row_) * phase.in + begin * kChunk + unit_ * 8;
-    apart_ = static_cast<std::ptrdiff_t>(apart) * phase.in;
+    rows_ = tile.rows;
+    from_ = phase.weight + static_cast<std::size_t>(tile.first + row_) * phase.in + begin * kChunk + unit_ * 8;
+    apart_ = static_cast<std::ptrdiff_t>(tile.apart) * phase.in;
     two_rows_ = 2 * phase.in;
   }
 
@@ -142,98 +156,141 @@ class WeightRing {
   const std::uint32_t shared_, end_;
   std::uint32_t to_;
   int unit_, row_, to_offset_;
-  int phase_, tile_, left_ = 0;         // chunks of this warp's share of the tile
+  int phase_ = 0, tile_ = 0;            // next
+  int left_ = 0, rows_ = 0;             // chunks of this warp's share of the tile; rows of a half of it
   const Bfloat16* from_ = nullptr;
   std::ptrdiff_t apart_ = 0;
   int two_rows_ = 0;
 };
 
 // Shared memory behind the ring.
-struct NormMemory {
+struct RowMemory {
   Bfloat16* norms;                      // [norm_count, hidden]
-  Bfloat16* rows;                       // [rows, hidden + kRowPadding]: normed rows
-  Bfloat16* lanes;                      // [rows, 16, hidden / 16 + kLanePadding]: a row with the values of each lane of its sum side by side
+  Bfloat16* rows;                       // [rows, in + kRowPadding]: input rows of a product
   float* inverse;                       // [rows]
+  std::uint64_t* arrived;               // barrier of the copies to `rows`
+
+  __device__ __forceinline__ Bfloat16* row(int index, int in) const { return rows + static_cast<std::size_t>(index) * (in + kRowPadding); }
 };
 
-__host__ __device__ inline int warps_of_row(int rows) { return rows <= 1 ? 8 : rows <= 2 ? 4 : rows <= 4 ? 2 : 1; }
+// Bulk copies of `x` [rows, in], since ordinary loads come back behind the weights that are on their way. All threads, after those that wrote x or
+// read what lies in memory.rows have met; `parity` of the copy.
+__device__ __forceinline__ void fetch_rows(const DecodeProjectionsArguments& a, const RowMemory& memory, const Bfloat16* x, int in, std::uint32_t parity) {
+  if (threadIdx.x == 0) {
+    asm volatile("fence.proxy.async;" ::: "memory");
+    barrier_arrive_expecting(memory.arrived, a.rows * in * static_cast<int>(sizeof(Bfloat16)));
+    for (int row = 0; row < a.rows; ++row) {
+      bulk_copy(memory.row(row, in), x + static_cast<std::size_t>(row) * in, in * static_cast<int>(sizeof(Bfloat16)), memory.arrived);
+    }
+  }
+  barrier_wait(memory.arrived, parity);
+}
 
-// The rows that a product reads, normed; before that, where `x` is there, residual + norm(x). Each row by warps_of_row, kPieces pieces a thread.
+__device__ __forceinline__ float low_half(std::uint32_t pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float high_half(std::uint32_t pair) { return __uint_as_float(pair & 0xFFFF0000u); }
+
+// `inverse` of the rows in shared memory; the sixteen lanes of a row's sum of squares are sixteen neighbouring threads.
+__device__ __forceinline__ void inverses_of_rows(const DecodeProjectionsArguments& a, const RowMemory& memory) {
+  const int row = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
+  if ((row & ~1) >= a.rows) return;     // warp by warp
+  // A square is exact in FP32, so that one rounding is that of the addition. (Squares below FP32's range do not reach the sum with epsilon.)
+  const auto* const pairs = reinterpret_cast<const std::uint32_t*>(memory.row(min(row, a.rows - 1), a.hidden)) + lane / 2;
+  const std::uint32_t half = lane % 2 == 0 ? 0x1044u : 0x3244u;  // to the upper half of a word
+  constexpr int kBatch = 8;             // rows are whole batches of every lane
+  const auto load = [&](std::uint32_t(&words)[kBatch], int step) {
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) words[i] = pairs[(step + i) * (kLanes / 2)];
+  };
+  const int steps = a.hidden / kLanes;
+  float sum = 0.0f;
+  const auto add = [&](const std::uint32_t(&words)[kBatch]) {
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const float value = __uint_as_float(__byte_perm(words[i], 0, half));
+      sum = __fmaf_rn(value, value, sum);
+    }
+  };
+  std::uint32_t even[kBatch], odd[kBatch];
+  load(even, 0);
+#pragma unroll 1
+  for (int step = 0; step < steps; step += 2 * kBatch) {  // one batch on its way while one is added
+    if (step + kBatch < steps) load(odd, step + kBatch);
+    add(even);
+    if (step + kBatch >= steps) break;
+    if (step + 2 * kBatch < steps) load(even, step + 2 * kBatch);
+    add(odd);
+  }
+  sum = reduce_lanes(sum, ~0u);
+  if (lane == 0 && row < a.rows) memory.inverse[row] = inverse_root_mean_square(sum, a.hidden, a.epsilon);
+}
+
+// The rows that a product reads, normed; before that, where `x` is there, residual + norm(x). `arrivals`: where blocks meet before, if not null.
+// kPieces pieces a thread.
 template <int kPieces>
-__device__ __forceinline__ void norm_rows(const Launch& launch, const Phase& phase, const NormMemory& memory) {
+__device__ __forceinline__ void norm_rows(const Launch& launch, const Phase& phase, const RowMemory& memory, std::uint32_t* arrivals, std::uint32_t parity) {
   const DecodeProjectionsArguments& a = launch.a;
-  const int threads = 32 * warps_of_row(a.rows);
-  const int row = threadIdx.x / threads, thread = threadIdx.x % threads;
-  const bool here = row < a.rows;
-  const int lane_stride = a.hidden / kLanes + kLanePadding;
-  Bfloat16* const lanes = memory.lanes + static_cast<std::size_t>(row) * kLanes * lane_stride;
+  const int row_pieces = a.hidden / 8;
   union Piece {
     uint4 vector;
-    Bfloat16 values[8];
+    std::uint32_t pairs[4];
   };
+  // normalized() of a pair of values.
+  const auto normed_pair = [](std::uint32_t values, float inverse, std::uint32_t weights) {
+    const std::uint32_t scaled = pack_bf16(__fmul_rn(low_half(values), inverse), __fmul_rn(high_half(values), inverse));
+    return pack_bf16(__fmul_rn(low_half(weights), low_half(scaled)), __fmul_rn(high_half(weights), high_half(scaled)));
+  };
+  const int first_row = threadIdx.x / row_pieces, first_column = threadIdx.x % row_pieces;
+  const int step_row = kThreads / row_pieces, step_column = kThreads % row_pieces;
   const auto each_piece = [&](auto&& work) {
+    int row = first_row, column = first_column;
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
-      const int chunk = thread + i * threads;
-      if (here && chunk < a.hidden / 8) work(i, chunk);
-    }
-  };
-  const auto to_lanes = [&](const Piece& piece, int chunk) {
-#pragma unroll
-    for (int k = 0; k < 8; ++k) lanes[(chunk % 2 * 8 + k) * lane_stride + chunk / 2] = piece.values[k];
-  };
-  const auto inverse_of_lanes = [&] {
-    __syncthreads();
-    if (here && thread < kLanes) {
-      const Bfloat16* const mine = lanes + thread * lane_stride;
-      float sum = 0.0f;
-#pragma unroll 8
-      for (int i = 0; i < a.hidden / kLanes; i += 8) {
-        Piece piece;
-        piece.vector = *reinterpret_cast<const uint4*>(mine + i);
-#pragma unroll
-        for (int k = 0; k < 8; ++k) {
-          const float value = to_float(piece.values[k]);
-          sum = __fadd_rn(sum, __fmul_rn(value, value));
-        }
+      if (row < a.rows) work(i, row, column * 8);
+      if (kPieces > 2) asm volatile("" ::: "memory");  // one after the other: registers
+      row += step_row;
+      column += step_column;
+      if (column >= row_pieces) {
+        column -= row_pieces;
+        ++row;
       }
-      sum = reduce_lanes(sum, 0xFFFFu);
-      if (thread == 0) memory.inverse[row] = inverse_root_mean_square(sum, a.hidden, a.epsilon);
     }
-    __syncthreads();
-    return memory.inverse[here ? row : 0];
   };
+  const auto in_shared = [&](int row, int column) { return reinterpret_cast<uint4*>(memory.row(row, a.hidden) + column); };
 
-  Piece kept[kPieces];
-  each_piece([&](int i, int chunk) { kept[i].vector = load_uncached(phase.residual + static_cast<std::size_t>(row) * a.hidden + chunk * 8); });
+  Piece kept[kPieces];  // no block writes them before the meeting
+  each_piece([&](int i, int row, int column) { kept[i].vector = load_uncached(phase.residual + static_cast<std::size_t>(row) * a.hidden + column); });
+  if (arrivals != nullptr) meet(arrivals);
   const Bfloat16* norm = memory.norms + static_cast<std::size_t>(phase.first_norm) * a.hidden;
   if (phase.input == Input::added_and_normed) {
-    Piece added[kPieces];
-    each_piece([&](int i, int chunk) {
-      added[i].vector = load_uncached(phase.x + static_cast<std::size_t>(row) * a.hidden + chunk * 8);
-      to_lanes(added[i], chunk);
-    });
-    const float inverse = inverse_of_lanes();
-    each_piece([&](int i, int chunk) {
-      Piece weight;
-      weight.vector = *reinterpret_cast<const uint4*>(norm + chunk * 8);
+    fetch_rows(a, memory, phase.x, a.hidden, parity);
+    inverses_of_rows(a, memory);
+    __syncthreads();
+    each_piece([&](int i, int row, int column) {
+      const float inverse = memory.inverse[row];
+      Piece weight, value;
+      weight.vector = *reinterpret_cast<const uint4*>(norm + column);
+      value.vector = *in_shared(row, column);
 #pragma unroll
-      for (int k = 0; k < 8; ++k) {
-        const Bfloat16 value = normalized(added[i].values[k], inverse, weight.values[k]);
-        kept[i].values[k] = to_bfloat16(__fadd_rn(to_float(kept[i].values[k]), to_float(value)));
+      for (int k = 0; k < 4; ++k) {
+        const std::uint32_t normed = normed_pair(value.pairs[k], inverse, weight.pairs[k]);
+        kept[i].pairs[k] = pack_bf16(__fadd_rn(low_half(kept[i].pairs[k]), low_half(normed)), __fadd_rn(high_half(kept[i].pairs[k]), high_half(normed)));
       }
-      if (blockIdx.x == 0) *reinterpret_cast<uint4*>(phase.new_residual + static_cast<std::size_t>(row) * a.hidden + chunk * 8) = kept[i].vector;
+      if (blockIdx.x == gridDim.x - 1) *reinterpret_cast<uint4*>(phase.new_residual + static_cast<std::size_t>(row) * a.hidden + column) = kept[i].vector;
     });
     norm += a.hidden;
   }
-  each_piece([&](int i, int chunk) { to_lanes(kept[i], chunk); });
-  const float inverse = inverse_of_lanes();
-  each_piece([&](int i, int chunk) {
+  each_piece([&](int i, int row, int column) { *in_shared(row, column) = kept[i].vector; });
+  __syncthreads();
+  inverses_of_rows(a, memory);
+  __syncthreads();
+  each_piece([&](int, int row, int column) {
+    const float inverse = memory.inverse[row];
     Piece weight, result;
-    weight.vector = *reinterpret_cast<const uint4*>(norm + chunk * 8);
+    weight.vector = *reinterpret_cast<const uint4*>(norm + column);
+    result.vector = *in_shared(row, column);
 #pragma unroll
-    for (int k = 0; k < 8; ++k) result.values[k] = normalized(kept[i].values[k], inverse, weight.values[k]);
-    *reinterpret_cast<uint4*>(memory.rows + static_cast<std::size_t>(row) * (a.hidden + kRowPadding) + chunk * 8) = result.vector;
+    for (int k = 0; k < 4; ++k) result.pairs[k] = normed_pair(result.pairs[k], inverse, weight.pairs[k]);
+    *in_shared(row, column) = result.vector;
   });
   __syncthreads();
 }
@@ -248,11 +305,10 @@ __device__ __forceinline__ float sum_of_shares(const Shares& shares, int row, in
 }
 
 // What becomes of a tile's sums. `thread` of 128.
-__device__ __forceinline__ void finish_tile(const Launch& launch, const Phase& phase, int tile, const Shares& shares, int thread,
+__device__ __forceinline__ void finish_tile(const Launch& launch, const Phase& phase, const Tile& tile, const Shares& shares, int thread,
                                             Bfloat16* const* key_pages, const std::int32_t* positions) {
   const DecodeProjectionsArguments& a = launch.a;
-  int first, apart;
-  tile_rows(phase, a, tile, first, apart);
+  const int first = tile.first, apart = tile.apart;
   if (phase.output == Output::rows || (phase.output == Output::rotated_and_appended && apart == kTileRows / 2)) {
     const int row = thread / kTileRows, output = thread % kTileRows;
     if (row >= a.rows) return;
@@ -260,14 +316,13 @@ __device__ __forceinline__ void finish_tile(const Launch& launch, const Phase& p
     if (phase.output == Output::rows) {
       phase.y[static_cast<std::size_t>(row) * phase.out + first + output] = value;
     } else if (key_pages[row] != nullptr) {
-      const int channel = first + output - 2 * a.heads * a.head_dim;
-      Bfloat16* const tile_of_head = key_pages[row] + static_cast<std::size_t>(a.heads + channel / a.head_dim) * kPageTokens * a.head_dim;
-      tile_of_head[channel % a.head_dim] = value;
+      const int place = first + output - a.heads * a.head_dim, channel = place & (a.head_dim - 1);
+      key_pages[row][static_cast<std::size_t>(place - channel) * kPageTokens + channel] = value;
     }
     return;
   }
   const int row = thread / (kTileRows / 2), output = thread % (kTileRows / 2);
-  if (row >= a.rows) return;
+  if (row >= a.rows || output >= tile.rows) return;
   const Bfloat16 low = to_bfloat16(sum_of_shares(shares, row, output));
   const Bfloat16 high = to_bfloat16(sum_of_shares(shares, row, output + kTileRows / 2));
   if (phase.output == Output::activated) {
@@ -275,18 +330,17 @@ __device__ __forceinline__ void finish_tile(const Launch& launch, const Phase& p
     phase.y[static_cast<std::size_t>(row) * (phase.out / 2) + first + output] = to_bfloat16(__fmul_rn(to_float(activated), to_float(high)));
     return;
   }
-  const int channel = first % a.head_dim + output;
+  const int channel = (first & (a.head_dim - 1)) + output, start_of_head = first & ~(a.head_dim - 1);
   const std::size_t angle = static_cast<std::size_t>(positions[row]) * apart + channel;
   const float c = to_float(a.cosine[angle]), s = to_float(a.sine[angle]), x = to_float(low), y = to_float(high);
   const Bfloat16 rotated_low = to_bfloat16(__fadd_rn(to_float(to_bfloat16(__fmul_rn(x, c))), to_float(to_bfloat16(__fmul_rn(-y, s)))));
   const Bfloat16 rotated_high = to_bfloat16(__fadd_rn(to_float(to_bfloat16(__fmul_rn(y, c))), to_float(to_bfloat16(__fmul_rn(x, s)))));
-  const int head = first / a.head_dim;
-  if (head < a.heads) {
-    Bfloat16* const q = phase.y + static_cast<std::size_t>(row) * phase.out + head * a.head_dim + channel;
+  if (start_of_head < a.heads * a.head_dim) {
+    Bfloat16* const q = phase.y + static_cast<std::size_t>(row) * phase.out + start_of_head + channel;
     q[0] = rotated_low;
     q[apart] = rotated_high;
   } else if (key_pages[row] != nullptr) {
-    Bfloat16* const key = key_pages[row] + static_cast<std::size_t>(head - a.heads) * kPageTokens * a.head_dim + channel;
+    Bfloat16* const key = key_pages[row] + static_cast<std::size_t>(start_of_head - a.heads * a.head_dim) * kPageTokens + channel;
     key[0] = rotated_low;
     key[apart] = rotated_high;
   }
@@ -334,20 +388,27 @@ class PlaceSearch {
   std::uint64_t page_ = 0;
 };
 
-template <int kStages>
-__global__ void __launch_bounds__(kThreads, 1) decode_projections_kernel(const __grid_constant__ Launch launch) {
+// kFew: of rows that norm_rows takes as kFewPieces and whose inputs of every product fit shared memory. With short rings two blocks fit a
+// multiprocessor, so that small models of several threads run side by side.
+template <int kStages, bool kFew>
+__global__ void __launch_bounds__(kThreads, kFew && kStages == kLeastStages ? 2 : 1) decode_projections_kernel(const __grid_constant__ Launch launch) {
   extern __shared__ __align__(128) char shared[];
   __shared__ Shares shares[2];          // of a tile while that of the next is made
   __shared__ float inverse[kMostProjectionRows];
+  __shared__ std::uint64_t rows_arrived;
   __shared__ Places places;
   const DecodeProjectionsArguments& a = launch.a;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, quarter = lane % 4;
 
-  NormMemory memory;
+  RowMemory memory;
   memory.norms = reinterpret_cast<Bfloat16*>(shared + kWarps * kStages * kStageBytes);
   memory.rows = memory.norms + static_cast<std::size_t>(launch.norm_count) * a.hidden;
-  memory.lanes = memory.rows + static_cast<std::size_t>(a.rows) * (a.hidden + kRowPadding);
   memory.inverse = inverse;
+  memory.arrived = &rows_arrived;
+  if (threadIdx.x == 0) {
+    barrier_init(&rows_arrived, 1);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
 
   // Weights depend on no kernel in front.
   for (int norm = 0; norm < launch.norm_count; ++norm) {
@@ -358,51 +419,60 @@ __global__ void __launch_bounds__(kThreads, 1) decode_projections_kernel(const _
   }
   commit_copies();
   char* const ring_memory = shared + warp * kStages * kStageBytes;
-  WeightRing ring(launch, static_cast<std::uint32_t>(__cvta_generic_to_shared(ring_memory)), kStages);
+  WeightRing<kStages> ring(launch, static_cast<std::uint32_t>(__cvta_generic_to_shared(ring_memory)));
 #pragma unroll
   for (int stage = 0; stage < kStages; ++stage) ring.request();
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-  asm volatile("griddepcontrol.launch_dependents;");
+  wait_for_previous_kernel();
+  __syncthreads();
 
   // The pieces of a stage that this thread reads: of weight rows `group` and `group` + 8, 16 bytes of every chunk.
   const char* const read_base = ring_memory + group * kStageRowBytes;
   const int swap = group % 2 * 4;
   PlaceSearch search;
   int slot = 0, buffer = 0;
+  std::uint32_t copies_of_rows = 0;
   for (int index = 0; index < launch.phase_count; ++index) {
     const Phase& phase = launch.phases[index];
-    if (index > 0) meet(a.arrivals + index);
     if (a.qkv_weight != nullptr) {
       do search.step(a, places);
       while (index + 1 == launch.phase_count && !search.done());  // the last product needs them
     }
     wait_copies<kStages>();  // the norm weights, which every thread has copied a part of
-    if (phase.input != Input::rows) {
-      const int threads = 32 * warps_of_row(a.rows), pieces = (a.hidden / 8 + threads - 1) / threads;
-      if (pieces <= 1) norm_rows<1>(launch, phase, memory);
-      else if (pieces <= 2) norm_rows<2>(launch, phase, memory);
-      else if (pieces <= 4) norm_rows<4>(launch, phase, memory);
-      else norm_rows<kMostPieces>(launch, phase, memory);
+    std::uint32_t* const arrivals = index > 0 ? a.arrivals + index : nullptr;
+    if (phase.input == Input::rows) {
+      if (arrivals != nullptr) meet(arrivals);
+      if (kFew) fetch_rows(a, memory, phase.x, phase.in, copies_of_rows);
+    } else {
+      const int pieces = (a.rows * a.hidden / 8 + kThreads - 1) / kThreads;
+      if (pieces <= 1) norm_rows<1>(launch, phase, memory, arrivals, copies_of_rows);
+      else if (kFew || pieces <= 2) norm_rows<kFewPieces>(launch, phase, memory, arrivals, copies_of_rows);
+      else if (pieces <= 4) norm_rows<4>(launch, phase, memory, arrivals, copies_of_rows);
+      else norm_rows<kMostPieces>(launch, phase, memory, arrivals, copies_of_rows);
     }
-
+    if (phase.input == Input::added_and_normed || (kFew && phase.input == Input::rows)) copies_of_rows ^= 1;
+    // What the next kernel asks for at once would come before weights; behind those of the last product there is nothing.
+    if (index + 1 == launch.phase_count) let_next_kernel_begin();
     const int chunks = phase.in / kChunk, begin = chunks * warp / kWarps, count = chunks * (warp + 1) / kWarps - begin;
-    const Bfloat16* const x = phase.input == Input::rows ? phase.x + static_cast<std::size_t>(group) * phase.in + begin * kChunk + quarter * 8
-                                                         : memory.rows + static_cast<std::size_t>(group) * (a.hidden + kRowPadding) + begin * kChunk + quarter * 8;
+    const bool in_memory = !kFew && phase.input == Input::rows;
+    const Bfloat16* const x = (in_memory ? phase.x + static_cast<std::size_t>(group) * phase.in : memory.row(group, phase.in)) + begin * kChunk + quarter * 8;
     const auto load_rows = [&](uint4(&values)[kStageChunks], int chunk) {
 #pragma unroll
       for (int c = 0; c < kStageChunks; ++c) {
         values[c] = make_uint4(0, 0, 0, 0);
         if (chunk + c >= count || group >= a.rows) continue;
-        if (phase.input == Input::rows) values[c] = load_uncached(x + (chunk + c) * kChunk);
+        if (in_memory) values[c] = load_uncached(x + (chunk + c) * kChunk);
         else values[c] = *reinterpret_cast<const uint4*>(x + (chunk + c) * kChunk);
       }
     };
-    uint4 even[kStageChunks], odd[kStageChunks];
-    load_rows(even, 0);
-    load_rows(odd, kStageChunks);
+    uint4 even[kStageChunks], odd[kStageChunks];  // kFew: of one stage, read when it is used
+    if (!kFew) {
+      load_rows(even, 0);
+      load_rows(odd, kStageChunks);
+    }
     const bool held = count <= kHeldChunks;
 
-    for (int tile = blockIdx.x; tile < phase.tiles; tile += gridDim.x) {
+    Tile tile;
+    for (int index_of_tile = 0; tile_of_block(phase, a, index_of_tile, tile); ++index_of_tile) {
       float sums[4] = {};
       const auto stage = [&](const uint4(&rows)[kStageChunks], int left) {
         wait_copies<kStages - 1>();
@@ -430,12 +500,20 @@ __global__ void __launch_bounds__(kThreads, 1) decode_projections_kernel(const _
           for (int e = 0; e < 4; ++e) sums[e] = __fadd_rn(sums[e], parts[c][e]);
         }
       };
-      for (int chunk = 0; chunk < count; chunk += kHeldChunks) {
-        stage(even, count - chunk);
-        if (!held) load_rows(even, chunk + kHeldChunks < count ? chunk + kHeldChunks : 0);
-        if (chunk + kStageChunks >= count) break;
-        stage(odd, count - chunk - kStageChunks);
-        if (!held) load_rows(odd, chunk + kHeldChunks + kStageChunks < count ? chunk + kHeldChunks + kStageChunks : kStageChunks);
+      if (kFew) {
+#pragma unroll 1
+        for (int chunk = 0; chunk < count; chunk += kStageChunks) {
+          load_rows(even, chunk);
+          stage(even, count - chunk);
+        }
+      } else {
+        for (int chunk = 0; chunk < count; chunk += kHeldChunks) {
+          stage(even, count - chunk);
+          if (!held) load_rows(even, chunk + kHeldChunks < count ? chunk + kHeldChunks : 0);
+          if (chunk + kStageChunks >= count) break;
+          stage(odd, count - chunk - kStageChunks);
+          if (!held) load_rows(odd, chunk + kHeldChunks + kStageChunks < count ? chunk + kHeldChunks + kStageChunks : kStageChunks);
+        }
       }
 
       Shares& mine = shares[buffer];
@@ -450,11 +528,13 @@ __global__ void __launch_bounds__(kThreads, 1) decode_projections_kernel(const _
   wait_copies<0>();
 }
 
-std::size_t shared_bytes(int stages, const DecodeProjectionsArguments& a, int norms) {
-  const auto rows = static_cast<std::size_t>(a.rows), hidden = static_cast<std::size_t>(a.hidden);
-  return static_cast<std::size_t>(kWarps) * stages * kStageBytes +
-         (norms * hidden + rows * (hidden + kRowPadding) + rows * kLanes * (hidden / kLanes + kLanePadding)) * sizeof(Bfloat16);
-}
+// How a launch is cut. No bit depends on it.
+struct Cut {
+  bool few;
+  int stages;
+  int dynamic_bytes;
+};
+constexpr int kStaticSharedBytes = 2 * sizeof(Shares) + 1024;  // and a little more
 
 struct DeviceLimits {
   int multiprocessors = 0, shared_bytes = 0;
@@ -466,14 +546,31 @@ DeviceLimits device_limits() {
   LOOPGAUGE_CUDA_CHECK(cudaGetDevice(&device));
   LOOPGAUGE_CUDA_CHECK(cudaDeviceGetAttribute(&limits.multiprocessors, cudaDevAttrMultiProcessorCount, device));
   LOOPGAUGE_CUDA_CHECK(cudaDeviceGetAttribute(&limits.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-  limits.shared_bytes -= static_cast<int>(2 * sizeof(Shares)) + 1024;
+  limits.shared_bytes -= kStaticSharedBytes;
   return limits;
 }
 
-template <int kStages>
-void launch_with(const Launch& launch, const DeviceLimits& limits, cudaStream_t stream) {
-  const std::size_t bytes = shared_bytes(kStages, launch.a, launch.norm_count);
-  const auto kernel = decode_projections_kernel<kStages>;
+// The widest that fits `limit` bytes of shared memory; 0 stages: none does.
+Cut cut_of(int rows, int hidden, int width, int intermediate, int norms, int limit) {
+  const auto bytes = [&](int stages, int in) {
+    return kWarps * stages * kStageBytes + (norms * hidden + rows * (in + kRowPadding)) * static_cast<int>(sizeof(Bfloat16));
+  };
+  const int widest = std::max({hidden, width, intermediate});
+  Cut cut{rows * (hidden / 8) <= kFewPieces * kThreads, kFewStages, 0};
+  // A block that has no more than a stage of a product at a time gains nothing by asking for more.
+  if (widest <= kWarps * kStageChunks * kChunk) cut.stages = kLeastStages;
+  cut.dynamic_bytes = bytes(cut.stages, widest);
+  if (cut.few && cut.dynamic_bytes <= limit) return cut;
+  for (const int stages : {kMostStages, kLeastStages}) {
+    cut = {false, stages, bytes(stages, hidden)};
+    if (cut.dynamic_bytes <= limit) return cut;
+  }
+  return {};
+}
+
+template <int kStages, bool kFew>
+void launch_blocks(const Launch& launch, const Cut& cut, const DeviceLimits& limits, int blocks, cudaStream_t stream) {
+  const auto kernel = decode_projections_kernel<kStages, kFew>;
   // Always the same value: other threads launch the kernel too, with more or fewer bytes.
   LOOPGAUGE_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, limits.shared_bytes));
   cudaLaunchAttribute attributes[2];
@@ -482,9 +579,9 @@ void launch_with(const Launch& launch, const DeviceLimits& limits, cudaStream_t 
   attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[1].val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
-  config.gridDim = limits.multiprocessors;
+  config.gridDim = static_cast<unsigned>(blocks);
   config.blockDim = kThreads;
-  config.dynamicSmemBytes = bytes;
+  config.dynamicSmemBytes = static_cast<std::size_t>(cut.dynamic_bytes);
   config.stream = stream;
   config.attrs = attributes;
   config.numAttrs = 2;
@@ -496,14 +593,11 @@ void launch_with(const Launch& launch, const DeviceLimits& limits, cudaStream_t 
 bool decode_projections_cover(int rows, int hidden, int heads, int head_dim, int intermediate) {
   const int width = heads * head_dim;
   if (rows < 1 || rows > kMostProjectionRows) return false;
-  // A warp has a share of every product; tiles are whole; a row's lanes are whole 16-byte pieces.
-  if (hidden % 128 != 0 || width % kChunk != 0 || intermediate % kChunk != 0 || head_dim % kTileRows != 0) return false;
+  // A warp has a share of every product; tiles are whole; rows are whole 16-byte pieces of every lane.
+  if (hidden % 128 != 0 || width % kChunk != 0 || intermediate % kChunk != 0 || head_dim % kTileRows != 0 || (head_dim & (head_dim - 1)) != 0) return false;
   if (hidden < kWarps * kChunk || width < kWarps * kChunk || intermediate < kWarps * kChunk) return false;
-  if (hidden / 8 > kMostPieces * 32 * warps_of_row(rows)) return false;
-  DecodeProjectionsArguments a;
-  a.rows = rows;
-  a.hidden = hidden;
-  return shared_bytes(2, a, 4) <= static_cast<std::size_t>(device_limits().shared_bytes);
+  if (rows * (hidden / 8) > kMostPieces * kThreads) return false;
+  return cut_of(rows, hidden, width, intermediate, 4, device_limits().shared_bytes).stages > 0;
 }
 
 void decode_projections(const DecodeProjectionsArguments& a, cudaStream_t stream) {
@@ -516,25 +610,33 @@ void decode_projections(const DecodeProjectionsArguments& a, cudaStream_t stream
     return launch.norm_count++;
   };
   if (a.attended != nullptr) {
-    add({Input::rows, Output::rows, a.o_proj, width, a.hidden, a.hidden / kTileRows, a.attended, a.projected, nullptr, nullptr, 0});
+    add({Input::rows, Output::rows, a.o_proj, width, a.hidden, 0, 0, a.attended, a.projected, nullptr, nullptr, 0});
     const int first = norm(a.norm_after_attention);
     norm(a.norm_before_mlp);
-    add({Input::added_and_normed, Output::activated, a.gate_up, a.hidden, 2 * a.intermediate, 2 * a.intermediate / kTileRows, a.projected, a.activated,
+    add({Input::added_and_normed, Output::activated, a.gate_up, a.hidden, 2 * a.intermediate, 0, 0, a.projected, a.activated,
          a.residual, a.residual_after_attention, first});
-    add({Input::rows, Output::rows, a.down_proj, a.intermediate, a.hidden, a.hidden / kTileRows, a.activated, a.projected, nullptr, nullptr, 0});
+    add({Input::rows, Output::rows, a.down_proj, a.intermediate, a.hidden, 0, 0, a.activated, a.projected, nullptr, nullptr, 0});
   }
   if (a.qkv_weight != nullptr) {
     const bool behind = a.attended != nullptr;
     const int first = behind ? norm(a.norm_after_mlp) : 0;
     norm(a.input_norm);
-    add({behind ? Input::added_and_normed : Input::normed, Output::rotated_and_appended, a.qkv_weight, a.hidden, 3 * width, 3 * width / kTileRows,
+    add({behind ? Input::added_and_normed : Input::normed, Output::rotated_and_appended, a.qkv_weight, a.hidden, 3 * width, 0, 0,
          a.projected, a.qkv, behind ? a.residual_after_attention : a.residual, a.residual, first});
   }
   const DeviceLimits limits = device_limits();
-  const auto fits = [&](int stages) { return shared_bytes(stages, a, launch.norm_count) <= static_cast<std::size_t>(limits.shared_bytes); };
-  if (fits(kMostStages)) launch_with<kMostStages>(launch, limits, stream);
-  else if (fits(3)) launch_with<3>(launch, limits, stream);
-  else launch_with<2>(launch, limits, stream);
+  int blocks = 0;  // no more than a product has tiles
+  for (int i = 0; i < launch.phase_count; ++i) blocks = std::max(blocks, launch.phases[i].out / kTileRows);
+  blocks = std::min(blocks, limits.multiprocessors);
+  for (int i = 0; i < launch.phase_count; ++i) {
+    launch.phases[i].each = launch.phases[i].out / 2 / blocks;
+    launch.phases[i].more = launch.phases[i].out / 2 % blocks;
+  }
+  const Cut cut = cut_of(a.rows, a.hidden, width, a.intermediate, 4, limits.shared_bytes);
+  if (cut.few && cut.stages == kFewStages) launch_blocks<kFewStages, true>(launch, cut, limits, blocks, stream);
+  else if (cut.few) launch_blocks<kLeastStages, true>(launch, cut, limits, blocks, stream);
+  else if (cut.stages == kMostStages) launch_blocks<kMostStages, false>(launch, cut, limits, blocks, stream);
+  else launch_blocks<kLeastStages, false>(launch, cut, limits, blocks, stream);
 }
 
 }  // namespace loopgauge::optimized

@@ -25,6 +25,7 @@
 #include "optimized/kv/kv_layout.hpp"
 #include "optimized/kv/numeric_fault.hpp"
 #include "optimized/kv/reference_store.hpp"
+#include "optimized/ops/programmatic_launch.cuh"
 #include "optimized/ops/shared_memory.cuh"
 #include "optimized/runtime/cuda_check.hpp"
 
@@ -44,6 +45,9 @@ struct Arguments {
   float* chains;            // [rows, heads, kChains]{output[head_dim]}, then the same of {maximum, sum}
   std::uint32_t* arrivals;  // [rows, heads], zero, and zero again afterwards
   Fault fault;
+  const QueryRow* written_rows = nullptr;  // [written_count], at most 32: as AttentionDecodeArguments; null: an ordinary launch
+  int written_count = 0;
+  int rows_of_layer = 0;  // contribution: row i of the launch is row i % rows_of_layer of layer `layer` + i / rows_of_layer
 };
 
 inline constexpr int kSplitPages = kSplitTokens / kPageTokens;
@@ -63,7 +67,6 @@ struct Layout {
   static constexpr int kThreads = 32 * (kConsumers + 2);
   static constexpr int kBlocksPerSm = 2;
   static constexpr int kSlots = 3;  // stages of a ring
-  static constexpr int kReleaseArrivals = 1;  // lanes that give a stage away; its bytes are written by bulk copies
   static constexpr int kHeaderBytes = kPacked ? 32 : 0;
   static constexpr int kPayloadBytes = kPageTokens * kHeadDim / 2;
   static constexpr int kSlotBytes = kPacked ? kHeaderBytes + kPayloadBytes + 2 * kHeadDim * 4 : kStageRows * kHeadDim * 2;
@@ -101,27 +104,15 @@ __device__ __forceinline__ float warp_sum(float value) {
 // What exponents are taken against: keys whose logits are all -infinity (or NaN) weigh zero (or NaN), and never NaN by -infinity - -infinity.
 __device__ __forceinline__ float finite_reference(float maximum) { return maximum == minus_infinity() ? 0.0f : maximum; }
 
-// --- bulk copies ---
-
-__device__ __forceinline__ void barrier_arrive_expecting(std::uint64_t* barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void bulk_copy(void* target, const void* source, int bytes, std::uint64_t* barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(target)),
-               "l"(source), "r"(bytes), "r"(shared_address(barrier))
-               : "memory");
-}
 // --- shared memory ---
 
-struct StageHeader {  // of a stage of encoded rows, 64 or fewer, by place
-  std::uint64_t rows;          // which rows of the page, or which listed keys, lie in the stream
-  std::uint64_t v_parameters;  // dense: address of those of the first of them
+struct StageHeader {  // of a stage of encoded rows of a page, by place
+  std::uint64_t rows;          // which rows of the page lie in the stream
+  std::uint64_t v_parameters;  // address of those of the first of them
   std::int32_t segments;       // K: runs of places that share a group of 64 compact rows, so parameters, one after the other behind the rows
-  std::uint8_t ends[8];        // of the segments, in places
-  std::uint8_t kind, count;    // not dense: what the stage begins, and how many keys that has
-  std::uint16_t chain;
+  std::uint8_t ends[2];        // of the segments, in places
 };
-static_assert(sizeof(StageHeader) == 32);
+static_assert(sizeof(StageHeader) <= 32);
 
 // What one consumer warp keeps of a page of encoded rows.
 template <int kHeadDim>
@@ -175,7 +166,7 @@ struct Ring {
   }
   __device__ __forceinline__ void release(int lane) {
     __syncwarp();
-    if (lane < L::kReleaseArrivals) barrier_arrive(&empty[slot]);
+    if (lane == 0) barrier_arrive(&empty[slot]);  // its bytes are written by bulk copies
     advance();
   }
 };
@@ -235,7 +226,7 @@ __device__ __forceinline__ RowRange bf16_rows(const Query& query, int split, int
 
 // The loops stay loops: what the producer costs is the size of its code, not its speed.
 template <class L, int kHeadDim>
-__device__ __forceinline__ void produce_granule(const Query& query, Ring<L>& ring, int split, int granule, RowRange rows) {
+__device__ __forceinline__ void produce_granule(const Query& query, Ring<L>& ring, int split, int granule, RowRange rows, int pass = 0, int end_pass = 4) {
   constexpr int kRowBytes = kHeadDim * 2;
   const int first_position = split * kSplitTokens + granule * kGranuleRows;
   const int in_page = granule % 2 * kGranuleRows;  // first row
@@ -244,7 +235,7 @@ __device__ __forceinline__ void produce_granule(const Query& query, Ring<L>& rin
   const int own = query.position - first_position;
   const std::uint32_t own_row = own >= 0 && own < kGranuleRows ? 1u << own : 0u;
 #pragma unroll 1
-  for (int pass = 0; pass < 4; ++pass) {  // K, K, V, V
+  for (; pass < end_pass; ++pass) {  // K, K, V, V
     const RowRange stage = rows.stage(pass % 2);
     if (stage.empty()) continue;
     const std::size_t tile = page_tile_offset(query.shape, query.layer, pass < 2 ? KvTensor::k : KvTensor::v, query.head) * 2;
@@ -339,10 +330,12 @@ __device__ __forceinline__ void produce_pages(const Query& query, Ring<L>& ring,
   }
 }
 
+// Waits for the kernel in front, all lanes, before it reads positions from `first_written` on (BF16 rows; encoded ones: before it reads any).
 template <class L, int kHeadDim, bool kPacked>
-__device__ __forceinline__ void produce(const Query& query, Shared<kHeadDim, kPacked>& shared, SplitCursor cursor, int lane) {
+__device__ __forceinline__ void produce(const Query& query, Shared<kHeadDim, kPacked>& shared, SplitCursor cursor, int first_written, int lane) {
   if constexpr (kPacked) {
     static_assert(L::kConsumers == kSplitPages);
+    wait_for_previous_kernel();
     const int warp = lane / 8, stream = lane % 4 + 1;
     Ring<L> ring{shared.slots[warp], shared.full[warp], shared.empty[warp]};
     PageStage stage;
@@ -365,17 +358,32 @@ __device__ __forceinline__ void produce(const Query& query, Shared<kHeadDim, kPa
     }
   } else {
     static_assert(L::kConsumers == kGranules);
-    if (lane >= L::kConsumers) return;
-    Ring<L> ring{shared.slots[lane], shared.full[lane], shared.empty[lane]};
-    while (cursor.valid()) {
+    const int consumer = min(lane, L::kConsumers - 1);
+    Ring<L> ring{shared.slots[consumer], shared.full[consumer], shared.empty[consumer]};
+    int pass = 0;
+    // In the first round what fits the rings, of granules that are older than the kernel in front.
+#pragma unroll 1
+    for (bool waited = false; cursor.valid() || !waited;) {
       const int split = cursor.split();
+      int end_pass = 4;
+      if (!waited) end_pass = cursor.valid() && split * kSplitTokens + (consumer + 1) * kGranuleRows <= first_written ? L::kSlots : 0;
+      if (lane < L::kConsumers && pass < end_pass) {
+        const RowRange rows = bf16_rows<false>(query, split, consumer);
+        if (!rows.empty()) produce_granule<L, kHeadDim>(query, ring, split, consumer, rows, pass, end_pass);
+      }
+      if (!waited) {
+        __syncwarp();
+        wait_for_previous_kernel();
+        waited = true;
+        pass = end_pass;
+        continue;
+      }
+      pass = 0;
       cursor.next();
-      if (const int page = cursor.split() * kSplitPages + lane / 2; page * kPageTokens <= query.position) {
+      if (const int page = cursor.split() * kSplitPages + consumer / 2; page * kPageTokens <= query.position) {
         asm volatile("prefetch.global.L2 [%0];" ::"l"(query.pages + page));
         asm volatile("prefetch.global.L2 [%0];" ::"l"(query.maps + page));
       }
-      const RowRange rows = bf16_rows<false>(query, split, lane);
-      if (!rows.empty()) produce_granule<L, kHeadDim>(query, ring, split, lane, rows);
     }
   }
 }
@@ -920,10 +928,9 @@ __device__ __forceinline__ bool arrive_last(std::uint32_t* arrivals, int ranks, 
 }
 
 // The weighted combination, ascending in k, of those of kCount partial results that `present` names: lane k brings the statistics of the
-// k-th, and output_of(k) is where it lies. Returns (maximum, sum).
-template <int kHeadDim, int kCount, class OutputOf>
+// k-th, and output_of(k) is where it lies; the loads of kTogether are issued before the first is used. Returns (maximum, sum).
+template <int kHeadDim, int kCount, int kTogether = std::min(kCount, 16), class OutputOf>
 __device__ __forceinline__ float2 combine(float2 statistics, std::uint32_t present, OutputOf&& output_of, Channels<kHeadDim>& output, int lane) {
-  constexpr int kTogether = kCount < 16 ? kCount : 16;  // whose loads are issued before the first is used
   Channels<kHeadDim> partial[kTogether];
   const auto load = [&](int base) {
 #pragma unroll
@@ -1026,7 +1033,7 @@ __global__ void __launch_bounds__(Layout<kHeadDim, kPacked>::kThreads, Layout<kH
   if (warp == L::kConsumers) {
     for (int i = lane; i < L::kConsumers * L::kSlots; i += 32) {
       barrier_init(&shared.full[0][0] + i, 1);
-      barrier_init(&shared.empty[0][0] + i, L::kReleaseArrivals);
+      barrier_init(&shared.empty[0][0] + i, 1);
     }
     if (lane < 2) {
       barrier_init(&shared.partials_full[lane], 32 * L::kConsumers);
@@ -1034,19 +1041,30 @@ __global__ void __launch_bounds__(Layout<kHeadDim, kPacked>::kThreads, Layout<kH
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
+  // Of a row that the kernel in front writes, one a lane.
+  const bool has_written = warp == L::kConsumers && lane < arguments.written_count;
+  const int written_request = has_written ? arguments.written_rows[lane].request : -1;
+  const int written_position = has_written ? arguments.written_rows[lane].position : 0;
   const int head = blockIdx.y, row_index = blockIdx.z;
-  const QueryRow row = arguments.rows[row_index];
+  const QueryRow row = arguments.rows[row_index];  // rows, tables and maps are older than the kernel in front
   __syncthreads();
-  if (row.request < 0) return;
+  if (row.request < 0) {
+    wait_for_previous_kernel();
+    return;
+  }
   const RequestTable request = arguments.kv.requests[row.request];
   const Query query{arguments.kv.shape, request.pages, request.maps,         arguments.layer, head,
                     row.position,       row.loop,      row.encoded_frontier, arguments.fault};
   const std::size_t head_index = static_cast<std::size_t>(row_index) * query.shape.heads + head;
   SplitCursor cursor(blockIdx.x, gridDim.x, query.splits());
   if (warp == L::kConsumers) {
-    produce<L, kHeadDim, kPacked>(query, shared, cursor, lane);
+    // The first position of the request that the kernel in front writes.
+    const int own = arguments.written_count == 0 ? 0 : written_request == row.request ? written_position : 0x7FFFFFFF;
+    produce<L, kHeadDim, kPacked>(query, shared, cursor, __reduce_min_sync(~0u, own), lane);
+    let_next_kernel_begin();  // which requests weights: behind all that was requested here
     return;
   }
+  wait_for_previous_kernel();
   if (warp > L::kConsumers) {
     finish<L, kHeadDim, kPacked, kStatistics>(arguments, query, row, shared, cursor, head_index, lane);
     return;
@@ -1107,11 +1125,21 @@ inline void launch_ctas(void (*kernel)(Arguments), int threads, int shared_bytes
   LOOPGAUGE_CUDA_CHECK(cudaGetDevice(&device));
   LOOPGAUGE_CUDA_CHECK(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
   LOOPGAUGE_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
-  const int splits = (max_length + kSplitTokens - 1) / kSplitTokens;
-  const int ctas = cta_count(arguments.kv.shape.heads * row_count, splits, processors * blocks_per_sm, most);
-  const dim3 grid(static_cast<unsigned>(ctas), static_cast<unsigned>(arguments.kv.shape.heads), static_cast<unsigned>(row_count));
-  kernel<<<grid, static_cast<unsigned>(threads), static_cast<std::size_t>(shared_bytes), stream>>>(arguments);
-  LOOPGAUGE_CUDA_CHECK(cudaGetLastError());
+  const int splits = (max_length + kSplitTokens - 1) / kSplitTokens, pairs = arguments.kv.shape.heads * row_count, resident = processors * blocks_per_sm;
+  const int ctas = cta_count(pairs, splits, resident, most);
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(ctas), static_cast<unsigned>(arguments.kv.shape.heads), static_cast<unsigned>(row_count));
+  config.blockDim = static_cast<unsigned>(threads);
+  config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
+  config.stream = stream;
+  config.attrs = &attribute;
+  // CTAs that begin while the kernel in front ends fill the multiprocessors one after the other as these become free: 144 of them took 73 of 132. Where
+  // they leave some out they begin together, and spread.
+  config.numAttrs = arguments.written_rows != nullptr && 8 * ctas * pairs >= 7 * resident ? 1 : 0;
+  LOOPGAUGE_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, arguments));
 }
 
 template <int kHeadDim, bool kPacked, bool kStatistics>

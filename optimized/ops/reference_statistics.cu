@@ -23,17 +23,28 @@ void launch_statistics(const ReferenceStatisticsArguments& a, cudaStream_t strea
 
 template <int kHeadDim>
 void launch_contribution(const ReferenceStatisticsArguments& a, cudaStream_t stream) {
+  dense::Arguments arguments = reader_arguments(a);
+  arguments.rows_of_layer = a.row_count;
   if (a.encoded_history) {
-    selected::launch<kHeadDim, true, selected::Purpose::contribution>(reader_arguments(a), a.row_count, a.max_length, stream);
+    selected::launch<kHeadDim, true, selected::Purpose::contribution>(arguments, a.row_count * a.layer_count, a.max_length, stream);
   } else {
-    selected::launch<kHeadDim, false, selected::Purpose::contribution>(reader_arguments(a), a.row_count, a.max_length, stream);
+    selected::launch<kHeadDim, false, selected::Purpose::contribution>(arguments, a.row_count * a.layer_count, a.max_length, stream);
   }
 }
 
 }  // namespace
 
-std::size_t reference_statistics_workspace_bytes(const KvShape& shape, int row_count) {
-  return std::max(dense::chain_bytes(shape, row_count), selected::selected_chain_bytes(shape, row_count));
+std::size_t reference_statistics_workspace_bytes(const KvShape& shape, int row_count, int layer_count) {
+  return std::max(dense::chain_bytes(shape, row_count), selected::selected_group_bytes(shape, row_count * layer_count));
+}
+
+int reference_group_layers(const KvShape& shape, int row_count, std::int64_t logit_stride) {
+  const std::size_t layer_bytes =
+      static_cast<std::size_t>(row_count) * static_cast<std::size_t>(shape.heads) * static_cast<std::size_t>(logit_stride) * sizeof(float);
+  const int most = static_cast<int>(std::clamp<std::size_t>(kReferenceLogitsBytes / std::max<std::size_t>(layer_bytes, 1), 1,
+                                                            static_cast<std::size_t>(std::max(shape.layers, 1))));
+  const int groups = (shape.layers + most - 1) / most;
+  return groups > 0 ? (shape.layers + groups - 1) / groups : 1;
 }
 
 void reference_statistics(const ReferenceStatisticsArguments& arguments, cudaStream_t stream) {
@@ -47,8 +58,8 @@ void reference_statistics(const ReferenceStatisticsArguments& arguments, cudaStr
 }
 
 void reference_contribution(const ReferenceStatisticsArguments& arguments, cudaStream_t stream) {
-  split::check_launch("reference_contribution", arguments.kv.shape, arguments.row_count, arguments.max_length);
-  if (arguments.row_count == 0) return;
+  split::check_launch("reference_contribution", arguments.kv.shape, arguments.row_count * arguments.layer_count, arguments.max_length);
+  if (arguments.row_count == 0 || arguments.layer_count == 0) return;
   if (arguments.kv.shape.head_dim == 128) {
     launch_contribution<128>(arguments, stream);
   } else {

@@ -21,20 +21,20 @@ __device__ __forceinline__ std::uint32_t ordered_key(float logit) {
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-// grid (heads, rows), kThreads threads; shared memory: per page one 64-bit mask of the keys equal to the threshold and their running count.
+// grid (heads, rows, layers), kThreads threads; shared memory: per page one 64-bit mask of the keys equal to the threshold and their running count.
 __global__ void __launch_bounds__(kThreads) select_keys_kernel(SelectKeysArguments arguments) {
   extern __shared__ std::uint64_t equal_masks[];
   __shared__ std::uint32_t histogram[kBins];
   __shared__ std::uint32_t chosen_digit, chosen_above;
   __shared__ std::uint32_t warp_totals[kWarps];
 
-  const int head = blockIdx.x, row_index = blockIdx.y;
+  const int head = blockIdx.x, row_index = blockIdx.y, layer = arguments.layer + static_cast<int>(blockIdx.z);
   const QueryRow row = arguments.rows[row_index];
   if (row.request < 0) return;
   const int n = row.position + 1, pages = page_count(n);
   auto* equal_before = reinterpret_cast<std::uint32_t*>(equal_masks + pages);
-  const float* logits = arguments.logits + (static_cast<std::int64_t>(row_index) * arguments.shape.heads + head) * arguments.logit_stride;
-  const std::size_t state = reference_index(arguments.shape, row.reference, arguments.layer, head);
+  const float* logits = arguments.logits + ((static_cast<std::int64_t>(blockIdx.z) * gridDim.y + row_index) * arguments.shape.heads + head) * arguments.logit_stride;
+  const std::size_t state = reference_index(arguments.shape, row.reference, layer, head);
   std::uint64_t* selected = arguments.reference.selected + state * arguments.reference.mask_pages;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kThreads) select_keys_kernel(SelectKeysArgumen
   if (!finite && arguments.numeric_fault != nullptr) {
     atomicMin(reinterpret_cast<unsigned long long*>(arguments.numeric_fault),
               static_cast<unsigned long long>(
-                  pack_numeric_fault({NumericFaultKind::logit, row.loop, row.request, arguments.layer, row.position, head, 0})));
+                  pack_numeric_fault({NumericFaultKind::logit, row.loop, row.request, layer, row.position, head, 0})));
   }
 
   // Keys above the threshold are in; of those equal to it the first `remaining` by position.
@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(kThreads) select_keys_kernel(SelectKeysArgumen
 }  // namespace
 
 void select_keys(const SelectKeysArguments& arguments, cudaStream_t stream) {
-  if (arguments.row_count == 0) return;
+  if (arguments.row_count == 0 || arguments.layer_count == 0) return;
   const std::size_t shared_bytes =
       static_cast<std::size_t>(arguments.reference.mask_pages) * (sizeof(std::uint64_t) + sizeof(std::uint32_t));
   constexpr std::size_t kSharedLimit = 200 * 1024;
@@ -160,7 +160,7 @@ void select_keys(const SelectKeysArguments& arguments, cudaStream_t stream) {
   if (shared_bytes > 40 * 1024) {  // always the same value: other threads launch the kernel too, with more or fewer bytes
     LOOPGAUGE_CUDA_CHECK(cudaFuncSetAttribute(select_keys_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kSharedLimit)));
   }
-  select_keys_kernel<<<dim3(arguments.shape.heads, arguments.row_count), kThreads, shared_bytes, stream>>>(arguments);
+  select_keys_kernel<<<dim3(arguments.shape.heads, arguments.row_count, arguments.layer_count), kThreads, shared_bytes, stream>>>(arguments);
   LOOPGAUGE_CUDA_CHECK_LAUNCH("select_keys");
 }
 

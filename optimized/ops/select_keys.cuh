@@ -13,11 +13,12 @@ namespace loopgauge::optimized {
 
 struct SelectKeysArguments {
   KvShape shape;
-  int layer = 0;
+  int layer = 0;                  // the first of `layer_count`
+  int layer_count = 1;
   const QueryRow* rows = nullptr;  // [row_count]; n = position + 1 logits each, `reference` names the slot that is written
   int row_count = 0;
   int key_fraction_bp = 1000;     // 1..10000; k = max(1, ceil(bp * n / 10000))
-  const float* logits = nullptr;  // [rows, heads, logit_stride]
+  const float* logits = nullptr;  // [layers, rows, heads, logit_stride]
   std::int64_t logit_stride = 0;
   ReferenceView reference;                 // `selected` is written
   std::uint64_t* numeric_fault = nullptr;  // lowered when a logit is not finite; the selection of that row is then unspecified
@@ -30,7 +31,7 @@ struct SelectKeysArguments {
 // Requires: position < 64 * reference.mask_pages.
 // Numerics: exact; given equal logits, the set of the reference.
 // Determinism: radix select on ordered 32-bit keys with integer histograms; independent of the batch.
-// Launch: (heads, rows) CTAs of 512 threads.
+// Launch: (heads, rows, layers) CTAs of 512 threads: those of one layer and row leave most of the device idle.
 // Traffic: four passes over the logits row (from L2), one mask write.
 void select_keys(const SelectKeysArguments& arguments, cudaStream_t stream);
 

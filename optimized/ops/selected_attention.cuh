@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The reader of selected keys behind sparse_correction and reference_contribution: as dense_attention.cuh, for the keys of a mask.
+// The reader of selected keys behind sparse_correction and reference_contribution.
 //
-// About one key in ten of a split is selected, so the selected keys of a split are gathered side by side and read as a dense reader reads
-// rows: 32 BF16 keys or 64 encoded ones at a time. Every consumer warp has a producer warp of its own, which lists the keys, finds the
-// addresses of their rows, and copies these. A split belongs to one consumer, and a chain of splits (those of one residue modulo
-// kSelectedChains, ascending) too: there is no barrier between the warps until the chains are combined, ascending.
+// About one key in ten is selected, so what costs is the way to a row, not its bytes: a page holds six selected keys of a head. Many warps work at
+// once, each on the keys of two pages at a time, and none waits for another. Lane by lane the places of the rows of up to 16 keys are found in all
+// streams, and copies of all of them, K and V, are under way before the first is used. A row is read by 16 lanes, eight channels each (8 lanes where
+// head_dim is 64). Encoded rows are X_hat's terms bit for bit (reconstruct.cuh), their products with q and with the weights FP32.
+//
+// The order is fixed by absolute positions alone: the units (128 positions) of one residue modulo kSelectedChains, ascending, are the chain of
+// one warp, which rescales what it has as softmax does; eight chains, ascending, are a group, and groups are combined ascending.
 #pragma once
 
 #include "optimized/ops/dense_attention.cuh"
@@ -18,459 +21,561 @@ enum class Purpose {
   contribution,  // weights from the logits row and the reference maximum; m and C_ref
 };
 
-inline constexpr int kClasses = 8;                   // of chains, each of which falls to one CTA
-inline constexpr int kConsumers = 4;                 // warps, each with its producer
-inline constexpr int kSelectedChains = kClasses * kConsumers;
-inline constexpr int kGranuleKeys = kGranuleRows;    // BF16 keys of one partial result
-inline constexpr int kEncodedKeys = kPageTokens;     // encoded keys of one partial result
-inline constexpr int kSegments = 2 * kSplitPages;    // of K parameters in a stage, at most: a page touches two groups
+inline constexpr int kUnitPages = 2;
+inline constexpr int kUnitTokens = kUnitPages * kPageTokens;
+inline constexpr int kWarps = 8;    // chains of a group
+inline constexpr int kGroups = 16;  // each of which falls to one CTA
+inline constexpr int kSelectedChains = kWarps * kGroups;
+inline constexpr int kThreads = 32 * kWarps;
+inline constexpr unsigned kKeys = 16;          // whose rows a warp has copied at a time
+inline constexpr int kMostSharedPairs = 1024;  // launches of more (row, head) pairs give each of them one CTA, which needs no memory for groups
 
-inline std::size_t selected_chain_bytes(const KvShape& shape, int row_count) {
-  return static_cast<std::size_t>(row_count) * shape.heads * kSelectedChains * (shape.head_dim + 2) * sizeof(float);
+inline std::size_t selected_group_bytes(const KvShape& shape, int row_count) {
+  const std::size_t pairs = static_cast<std::size_t>(row_count) * static_cast<std::size_t>(shape.heads);
+  return pairs > kMostSharedPairs ? 0 : pairs * kGroups * static_cast<std::size_t>(shape.head_dim + 2) * sizeof(float);
 }
-
-template <int kHeadDim, bool kPacked>
-struct SelectedLayout {
-  static constexpr int kThreads = 64 * kConsumers;
-  static constexpr int kBlocksPerSm = 2;
-  static constexpr int kSlots = kPacked ? 2 : 4;
-  static constexpr int kReleaseArrivals = 32;  // lanes that give a stage away; its bytes are written by threads
-  static constexpr int kHeaderBytes = sizeof(StageHeader);
-  static constexpr int kPayloadBytes = kEncodedKeys * kHeadDim / 2;  // what lies behind them: parameters
-  static constexpr int kBf16Bytes = kStageRows * kHeadDim * 2;
-  static constexpr int kLogitsOffset = kHeaderBytes + kBf16Bytes;    // of a contribution's first stage, behind BF16 rows
-  static constexpr int kEncodedLogitsOffset = kHeaderBytes + kPayloadBytes + kEncodedKeys * (kHeadDim / kGroupSize) * 4;
-  static constexpr int kSlotBytes = kPacked ? kHeaderBytes + kPayloadBytes + kSegments * kHeadDim * 4 : kLogitsOffset + kGranuleKeys * 4;
-  static_assert(kSlotBytes % 16 == 0 && kSlotBytes >= kLogitsOffset + kGranuleKeys * 4);
-  static_assert(!kPacked || kSlotBytes >= kEncodedLogitsOffset + kEncodedKeys * 4);
-};
-
-enum StageKind : std::uint8_t { kMore, kBf16Keys, kEncodedRows, kEnd };
 
 #ifdef __CUDACC__
 
-// What a producer warp keeps of a split.
-struct KeyLists {
-  std::uint8_t keys[2][kSplitTokens];      // positions in the split: BF16, encoded
-  std::uint64_t address[kPageTokens];      // by place: of a row
-  std::uint64_t parameters[kPageTokens];   // by place: K of the group, V of the row
+// Where the rows of a page begin in one stream, and their parameters; of K those of the first row's group.
+struct alignas(16) StreamStart {
+  std::uint64_t payload, parameters;
 };
 
-template <int kHeadDim, bool kPacked>
+// What a warp keeps of the keys that it works on. Rows are listed, key by key, in each stream that has them.
+template <int kHeadDim, bool kPacked, Purpose kPurpose>
+struct KeyScratch {
+  static constexpr int kStreams = kPacked ? kLoops : 1;
+  static constexpr int kTensors = kPurpose == Purpose::correction ? 2 : 1;  // V, K
+  static constexpr int kGroupBytes = kHeadDim * 4;                          // K parameters of one group
+  // Of a unit's two pages those of streams 1 and 2 are copied, of streams 3 and 4, where a group has rows of many pages, those of the first.
+  static constexpr int kGroupCopies = kPacked && kPurpose == Purpose::correction ? 6 : 1;
+  alignas(16) unsigned char rows[kTensors][kKeys * 2 * kHeadDim];  // [stream][place] encoded, or [place] BF16
+  alignas(16) unsigned char k_parameters[kGroupCopies][kGroupBytes];
+  alignas(16) std::uint32_t v_parameters[kStreams][kKeys][kHeadDim / kGroupSize];
+  StreamStart starts[kUnitPages][2][kStreams];  // K, V
+  std::uint32_t listed[2][kStreams];            // V, K: whose keys (lanes) have a row in the stream
+  float weights[kKeys];                         // of the rows of one stream
+  std::uint8_t groups[kStreams][kKeys];         // RowGroup of the K rows
+  std::uint8_t keys[kUnitTokens];               // positions in the unit
+};
+enum RowGroup : unsigned { kFirstPageGroup, kFirstPageNextGroup, kSecondPageGroup, kSecondPageNextGroup };
+
+template <int kHeadDim, bool kPacked, Purpose kPurpose>
 struct SelectedShared {
-  using L = SelectedLayout<kHeadDim, kPacked>;
-  alignas(128) unsigned char slots[kConsumers][L::kSlots][L::kSlotBytes];
-  alignas(16) float partial_output[kConsumers][kHeadDim];
-  alignas(16) float chain_output[kSelectedChains][kHeadDim];
-  float2 chain_statistics[kSelectedChains];
-  std::uint64_t full[kConsumers][L::kSlots], empty[kConsumers][L::kSlots];
-  KeyLists lists[kConsumers];
-  std::conditional_t<kPacked, PageScratch<kHeadDim>, NoScratch> scratch[kConsumers];
+  static constexpr int kBlocksPerSm = kPurpose == Purpose::correction ? 2 : 3;
+  KeyScratch<kHeadDim, kPacked, kPurpose> scratch[kWarps];
+  alignas(16) float chain_output[2][kWarps][kHeadDim];  // of two groups in turn
+  alignas(16) float group_output[kGroups][kHeadDim];
+  float2 chain_statistics[2][kWarps];                   // (maximum, sum)
+  float2 group_statistics[kGroups];
 };
 
-// The splits of one consumer, ascending in each of its chains.
-struct ChainCursor {
-  int warp, rank, ranks, splits;
-  int base = 0, chain_class;
-  __device__ __forceinline__ ChainCursor(int warp, int rank, int ranks, int splits)
-      : warp(warp), rank(rank), ranks(ranks), splits(splits), chain_class(rank) {}
-  // Consumers take turns over the classes, so that one CTA alone has work for all of them.
-  __device__ __forceinline__ int chain() const { return ((warp - chain_class) & (kConsumers - 1)) * kClasses + chain_class; }
-  __device__ __forceinline__ int split() const { return base + chain(); }
-  __device__ __forceinline__ bool valid() const { return base < splits; }
-  __device__ __forceinline__ void next() {
-    do {
-      chain_class += ranks;
-      if (chain_class >= kClasses) {
-        chain_class = rank;
-        base += kSelectedChains;
-      }
-    } while (base < splits && split() >= splits);
+// Code j of a word, exact: its bits become those of a float beside a power of two that is subtracted again.
+template <int kCode>
+__device__ __forceinline__ float code_of(std::uint32_t word, std::uint32_t shifted) {
+  constexpr int kPlace = kCode < 5 ? 4 * kCode : 4 * (kCode - 3);  // shifted is word >> 12
+  constexpr std::uint32_t kPower = static_cast<std::uint32_t>(127 + 23 - kPlace) << 23;
+  return __fsub_rn(__uint_as_float(((kCode < 5 ? word : shifted) & (0xFu << kPlace)) | kPower), static_cast<float>(1u << (23 - kPlace)));
+}
+__device__ __forceinline__ void codes_of(std::uint32_t word, float (&codes)[8]) {
+  const std::uint32_t shifted = word >> 12;
+  codes[0] = code_of<0>(word, shifted), codes[1] = code_of<1>(word, shifted), codes[2] = code_of<2>(word, shifted), codes[3] = code_of<3>(word, shifted);
+  codes[4] = code_of<4>(word, shifted), codes[5] = code_of<5>(word, shifted), codes[6] = code_of<6>(word, shifted), codes[7] = code_of<7>(word, shifted);
+}
+__device__ __forceinline__ void widen_row(uint4 data, float (&values)[8]) {
+  const std::uint32_t pairs[4] = {data.x, data.y, data.z, data.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    values[2 * i] = bf16_low(pairs[i]);
+    values[2 * i + 1] = bf16_high(pairs[i]);
   }
-  __device__ __forceinline__ void begin() {
-    if (valid() && split() >= splits) next();
-  }
-};
-
-__device__ __forceinline__ void copy_async16(unsigned char* target, const unsigned char* source) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(target)), "l"(source) : "memory");
 }
 template <int kBytes>
-__device__ __forceinline__ void copy_async_small(void* target, const void* source) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(target)), "l"(source), "n"(kBytes) : "memory");
-}
-// Every lane of a producer: the stage is full when the copies of all have arrived. Lane 0's own arrival releases what it wrote.
-__device__ __forceinline__ void finish_stage(std::uint64_t* full, int lane) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(full)) : "memory");
-  __syncwarp();
-  if (lane == 0) barrier_arrive(full);
-}
-inline constexpr int kStageArrivals = 33;
-
-// Rows of kRowBytes at address[place] + offset, places 0..count - 1, side by side.
-template <int kRowBytes>
-__device__ __forceinline__ void gather_rows(unsigned char* target, const std::uint64_t* address, std::size_t offset, int count, int lane) {
-  constexpr int kChunks = kRowBytes / 16, kRows = 32 / kChunks;
-  for (int place = lane / kChunks; place < count; place += kRows) {
-    copy_async16(target + place * kRowBytes + lane % kChunks * 16,
-                 reinterpret_cast<const unsigned char*>(address[place] + offset) + lane % kChunks * 16);
+__device__ __forceinline__ void copy_async(void* target, std::uint64_t source) {
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(target)), "l"(source) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(target)), "l"(source), "n"(kBytes) : "memory");
   }
 }
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Of the warp, but for the last kPending groups that were committed.
+template <int kPending>
+__device__ __forceinline__ void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+  __syncwarp();
+}
 
-// A producer warp: the selected keys of its consumer's splits, a stage at a time.
+// One warp and its chain. Of the rows of a list, kStepRows are read side by side, kRowLanes lanes each, of which lane part p has channels
+// 8 p..8 p + 7, and kLaneRows one after the other by a lane. Places behind the last row of a list read that row again, to no effect.
 template <int kHeadDim, bool kPacked, Purpose kPurpose>
-struct Producer {
-  using L = SelectedLayout<kHeadDim, kPacked>;
-  static constexpr int kHalves = kHeadDim / kGroupSize;
+struct ChainReader {
+  using Scratch = KeyScratch<kHeadDim, kPacked, kPurpose>;
+  static constexpr bool kCorrection = kPurpose == Purpose::correction;
+  static constexpr unsigned kRowLanes = kHeadDim / 8;
+  static constexpr unsigned kStepRows = 32 / kRowLanes;
+  static constexpr unsigned kLaneRows = 4;
+  static constexpr unsigned kBlockRows = kLaneRows * kStepRows;
+  static constexpr int kStreams = Scratch::kStreams;
+  static constexpr unsigned kPayloadBytes = kHeadDim / 2, kBf16Bytes = kHeadDim * 2;
+  static constexpr int kV = 0, kK = 1;
+
   const Query& query;
   const std::uint64_t* selected;  // masks of the (slot, layer, head)
   const float* logits;            // contribution: of the (row, head)
-  KeyLists& lists;
-  Ring<L> ring;
-  int lane;
+  Scratch& scratch;
+  unsigned lane;
+  float q[8] = {};
+  float output[8] = {};
+  float maximum, sum = 0.0f;
 
-  __device__ __forceinline__ unsigned char* claim(StageKind kind, int count, int chain, std::uint64_t rows) {
-    unsigned char* slot = ring.claim();
-    if (lane == 0) {
-      auto* header = reinterpret_cast<StageHeader*>(slot);
-      header->rows = rows;
-      header->kind = kind;
-      header->count = static_cast<std::uint8_t>(count);
-      header->chain = static_cast<std::uint16_t>(chain);
+  __device__ __forceinline__ unsigned part() const { return lane % kRowLanes; }
+  __device__ __forceinline__ unsigned side() const { return lane / kRowLanes; }
+  __device__ __forceinline__ unsigned row_of(unsigned first, unsigned u) const { return first + u * kStepRows + side(); }
+  __device__ __forceinline__ bool listed(std::uint32_t list) const { return (list >> lane) & 1u; }
+  __device__ __forceinline__ unsigned place_in(std::uint32_t list) const { return static_cast<unsigned>(__popc(list & ((1u << lane) - 1))); }
+  __device__ __forceinline__ unsigned char* encoded_row(int tensor, int stream, unsigned place) const {
+    return scratch.rows[tensor] + (static_cast<unsigned>(stream) * kKeys + place) * kPayloadBytes;
+  }
+
+  __device__ __forceinline__ void start(float first_maximum) {
+    for (float& value : output) value = 0.0f;
+    maximum = first_maximum;
+    sum = 0.0f;
+  }
+
+  // Where the encoded rows of the unit's pages begin, one page, tensor and stream a lane.
+  __device__ __forceinline__ void find_starts(int unit) const {
+    const int page = unit * kUnitPages + static_cast<int>(lane / (2 * kLoops)), stream = static_cast<int>(lane % kLoops) + 1;
+    if (lane >= kUnitPages * 2 * kLoops || page * kPageTokens > query.position) return;
+    const KvTensor tensor = lane / kLoops % 2 == 0 ? KvTensor::k : KvTensor::v;
+    const ActivityMap& map = query.maps[page];
+    const StreamTile tile = stream_tile(query.shape, query.pages[page], map, query.layer, stream, tensor, query.head);
+    const std::size_t rank = map.rank[stream - 1];
+    const auto parameters = reinterpret_cast<std::uint64_t>(tile.parameters);
+    scratch.starts[lane / (2 * kLoops)][static_cast<int>(tensor)][stream - 1] = {
+        reinterpret_cast<std::uint64_t>(tile.payload) + rank * kPayloadBytes,
+        tensor == KvTensor::k ? parameters + rank / kGroupSize * Scratch::kGroupBytes : parameters + rank * (kHeadDim / kGroupSize * 4)};
+  }
+
+  // Lists the encoded rows of the keys, one a lane, and copies them: K with its parameters first, then V.
+  __device__ __forceinline__ void copy_encoded(int unit, unsigned key, bool present) const {
+    const unsigned page = key / kPageTokens, bit = key % 32, below = (1u << bit) - 1;
+    const bool upper = key % kPageTokens >= 32;
+    const ActivityMap& map = query.maps[unit * kUnitPages + static_cast<int>(page)];
+    unsigned rows[kStreams];
+    std::uint32_t lists[kStreams];
+#pragma unroll
+    for (int stream = 0; stream < kStreams; ++stream) {
+      if (stream >= query.history_loop()) break;
+      const std::uint64_t active = map.active[stream];
+      const auto low = static_cast<std::uint32_t>(active), high = static_cast<std::uint32_t>(active >> 32), word = upper ? high : low;
+      rows[stream] = static_cast<unsigned>((upper ? __popc(low) : 0) + __popc(word & below));
+      const bool has_row = present && ((word >> bit) & 1u);
+      lists[stream] = __ballot_sync(~0u, has_row);
+      std::uint32_t keys = lists[stream];
+      bool filled = false;
+      if (query.fault == Fault::wrong_compact_rank || query.fault == Fault::absent_residual_as_code_zero) {
+        const int last = static_cast<int>(map.rows[stream]) - 1 - static_cast<int>(map.rank[stream]);
+        const bool wrong = query.fault == Fault::wrong_compact_rank;
+        rows[stream] = static_cast<unsigned>(min(static_cast<int>(wrong ? key % kPageTokens : rows[stream]), max(last, 0)));
+        filled = !wrong && present && !has_row && map.rows[stream] > 0;
+        keys = __ballot_sync(~0u, has_row || filled);
+      }
+      if (lane < 2) scratch.listed[lane][stream] = lane == kV ? lists[stream] : keys;
+      if constexpr (kCorrection) {
+        const bool any_row = has_row || filled;
+        unsigned group = 0;
+        if (any_row) {
+          const StreamStart start = scratch.starts[page][0][stream];
+          const unsigned place = place_in(keys), next = (map.rank[stream] % kGroupSize + rows[stream]) / kGroupSize;
+          group = 2 * page + next;
+          if (page > 0) {  // the second page may go on in the first one's groups
+            const std::uint64_t first = scratch.starts[0][0][stream].parameters, own = start.parameters + next * Scratch::kGroupBytes;
+            group = own == first ? kFirstPageGroup : own == first + Scratch::kGroupBytes ? kFirstPageNextGroup : group;
+          }
+          scratch.groups[stream][place] = static_cast<std::uint8_t>(group);
+#pragma unroll
+          for (unsigned byte = 0; byte < kPayloadBytes; byte += 16) {
+            unsigned char* target = encoded_row(kK, stream, place) + byte;
+            if (filled) {
+              *reinterpret_cast<uint4*>(target) = make_uint4(0, 0, 0, 0);
+            } else {
+              copy_async<16>(target, start.payload + rows[stream] * kPayloadBytes + byte);
+            }
+          }
+        }
+#pragma unroll
+        for (unsigned first = kFirstPageGroup; first <= kSecondPageGroup; first += 2) {
+          if (!is_copied(stream, first) || !__any_sync(~0u, any_row && group == first) || lane * 16 >= Scratch::kGroupBytes) continue;
+          copy_async<16>(scratch.k_parameters[group_copy(stream, first)] + lane * 16, scratch.starts[first / 2][0][stream].parameters + lane * 16);
+        }
+      }
     }
-    return slot;
+    commit_copies();
+#pragma unroll
+    for (int stream = 0; stream < kStreams; ++stream) {
+      if (stream >= query.history_loop()) break;
+      if (!listed(lists[stream])) continue;
+      const StreamStart start = scratch.starts[page][1][stream];
+      const unsigned place = place_in(lists[stream]);
+#pragma unroll
+      for (unsigned byte = 0; byte < kPayloadBytes; byte += 16) {
+        copy_async<16>(encoded_row(kV, stream, place) + byte, start.payload + rows[stream] * kPayloadBytes + byte);
+      }
+      copy_async<kHeadDim / kGroupSize * 4>(scratch.v_parameters[stream][place], start.parameters + rows[stream] * (kHeadDim / kGroupSize * 4));
+    }
+    commit_copies();
   }
-  __device__ __forceinline__ void finish() {
-    finish_stage(&ring.full[ring.slot], lane);
-    ring.advance();
-  }
+  // Whether a group's parameters are copied, and where to.
+  __device__ __forceinline__ static bool is_copied(int stream, unsigned group) { return group == kFirstPageGroup || (group == kSecondPageGroup && stream < 2); }
+  __device__ __forceinline__ static int group_copy(int stream, unsigned group) { return stream < 2 ? 2 * stream + static_cast<int>(group / 2) : stream + 2; }
 
-  // 32 BF16 keys or fewer, one a lane: K in one or two stages, then V.
-  __device__ __forceinline__ void produce_bf16(int split, int chain, const std::uint8_t* keys, int count) {
-    __syncwarp();
-    const int position = split * kSplitTokens + (lane < count ? keys[lane] : 0);
+  // Copies the BF16 rows of the keys, one a lane, `count` in all: K, then V.
+  __device__ __forceinline__ void copy_bf16(int unit, unsigned key, unsigned count) const {
+    std::uint64_t own = 0;
     if (lane < count) {
-      const int page = position / kPageTokens, row = position % kPageTokens;
-      const int plane = resident_loop(query.maps[page], row, position == query.position ? query.loop : query.history_loop());
-      lists.address[lane] = query.pages[page].bf16[plane - 1] + page_row_offset(query.shape, query.layer, KvTensor::k, query.head, row) * 2;
+      const int page = unit * kUnitPages + static_cast<int>(key / kPageTokens), bit = static_cast<int>(key % kPageTokens);
+      const int loop = page * kPageTokens + bit == query.position ? query.loop : query.history_loop();
+      const int plane = resident_loop(query.maps[page], bit, loop);
+      own = query.pages[page].bf16[plane - 1] + page_row_offset(query.shape, query.layer, KvTensor::k, query.head, bit) * 2;
+    }
+    const std::size_t value_offset = page_tile_offset(query.shape, 0, KvTensor::v, 0) * 2;
+    constexpr unsigned kChunks = kBf16Bytes / 16, kRows = 32 / kChunks;
+#pragma unroll
+    for (int tensor = kCorrection ? kK : kV; tensor >= kV; --tensor) {
+#pragma unroll 1
+      for (unsigned first = 0; first < count; first += kRows) {
+        const unsigned place = first + lane / kChunks;
+        const std::uint64_t row = __shfl_sync(~0u, own, static_cast<int>(place % 32)) + (tensor == kV ? value_offset : 0);
+        if (place < count) copy_async<16>(scratch.rows[tensor] + place * kBf16Bytes + lane % kChunks * 16, row + lane % kChunks * 16);
+      }
+      commit_copies();
+    }
+    if constexpr (!kCorrection) commit_copies();
+  }
+
+  // The dots of a block's rows, `dots` the lane's share of each; that of row `row` of the block is returned.
+  __device__ __forceinline__ float reduce(float (&dots)[kLaneRows], unsigned row) const {
+    halve(dots, part() & (kRowLanes / 2), kRowLanes / 2);
+    float two[2] = {dots[0], dots[1]};
+    halve(two, part() & (kRowLanes / 4), kRowLanes / 4);
+    float dot = two[0];
+#pragma unroll
+    for (int width = kRowLanes / 8; width > 0; width /= 2) dot = __fadd_rn(dot, __shfl_xor_sync(~0u, dot, width));
+    return __shfl_sync(~0u, dot, static_cast<int>(row % kStepRows * kRowLanes + row / kStepRows * (kRowLanes / 4)));
+  }
+
+  __device__ __forceinline__ void read_bf16(int tensor, unsigned row, float (&values)[8]) const {
+    const uint4 data = *reinterpret_cast<const uint4*>(scratch.rows[tensor] + row * kBf16Bytes + part() * 16);
+    widen_row(data, values);
+  }
+
+  __device__ __forceinline__ float bf16_logit(unsigned count) const {
+    float logit = 0.0f;
+#pragma unroll 1
+    for (unsigned first = 0; first < count; first += kBlockRows) {
+      float dots[kLaneRows] = {};
+#pragma unroll
+      for (unsigned u = 0; u < kLaneRows; ++u) {
+        float values[8];
+        read_bf16(kK, min(row_of(first, u), count - 1), values);
+#pragma unroll
+        for (int c = 0; c < 8; ++c) dots[u] = __fmaf_rn(q[c], values[c], dots[u]);
+      }
+      const float dot = reduce(dots, lane - first);
+      if (lane - first < kBlockRows) logit = dot;
+    }
+    return logit;
+  }
+
+  // The lane's share of the dots of a block of encoded rows. Products of codes and scales are exact, 4 + 11 bits: one rounding, as of a
+  // multiplication and an addition.
+  __device__ __forceinline__ void block_dots(const std::uint32_t (&codes)[kLaneRows], const float (&scale)[8], const float (&minimum)[8], unsigned count,
+                                             float (&dots)[kLaneRows]) const {
+#pragma unroll
+    for (unsigned half = 0; half < kLaneRows; half += 2) {
+      if (half * kStepRows >= count) break;  // the same in the whole warp
+#pragma unroll
+      for (unsigned u = half; u < half + 2; ++u) {
+        float values[8];
+        codes_of(codes[u], values);
+#pragma unroll
+        for (int c = 0; c < 8; ++c) dots[u] = __fmaf_rn(q[c], __fmaf_rn(values[c], scale[c], minimum[c]), dots[u]);
+      }
+    }
+  }
+  // The planted fault: q·code·scale of a row goes through FP16. Returns what `reduce` would.
+  __device__ __forceinline__ float half_precision_dot(const std::uint32_t (&codes)[kLaneRows], const float (&scale)[8], const float (&minimum)[8],
+                                                      unsigned row) const {
+    float scaled[kLaneRows] = {}, offsets[kLaneRows] = {};
+#pragma unroll
+    for (unsigned u = 0; u < kLaneRows; ++u) {
+      float values[8];
+      codes_of(codes[u], values);
+#pragma unroll
+      for (int c = 0; c < 8; ++c) {
+        scaled[u] = __fmaf_rn(q[c], __fmul_rn(values[c], scale[c]), scaled[u]);
+        offsets[u] = __fmaf_rn(q[c], minimum[c], offsets[u]);
+      }
+    }
+    const float dot = reduce(scaled, row);
+    return __fadd_rn(__half2float(__float2half_rn(dot)), reduce(offsets, row));
+  }
+
+  __device__ __forceinline__ float encoded_logit() const {
+    float logit = 0.0f;
+#pragma unroll 1
+    for (int stream = 0; stream < query.history_loop(); ++stream) {
+      const std::uint32_t list = scratch.listed[kK][stream];
+      const unsigned count = static_cast<unsigned>(__popc(list)), place = place_in(list);
+      const unsigned own_group = listed(list) ? scratch.groups[stream][place] : ~0u;
+#pragma unroll 1
+      for (unsigned begin = 0, end = 0; begin < count; begin = end) {  // rows of one group, so of the same parameters
+        const unsigned group = scratch.groups[stream][begin];
+        end = begin + static_cast<unsigned>(__popc(__ballot_sync(~0u, own_group == group)));
+        const unsigned char* parameters = is_copied(stream, group) ? scratch.k_parameters[group_copy(stream, group)]
+                                                                   : reinterpret_cast<const unsigned char*>(scratch.starts[group / 2][0][stream].parameters +
+                                                                                                            group % 2 * Scratch::kGroupBytes);
+        const uint4 low = reinterpret_cast<const uint4*>(parameters)[2 * part()], high = reinterpret_cast<const uint4*>(parameters)[2 * part() + 1];
+        const std::uint32_t words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+        float scale[8], minimum[8];
+#pragma unroll
+        for (int c = 0; c < 8; ++c) {
+          const float2 minimum_scale = parameter(words[c]);
+          minimum[c] = minimum_scale.x;
+          scale[c] = minimum_scale.y;
+        }
+#pragma unroll 1
+        for (unsigned first = begin; first < end; first += kBlockRows) {
+          std::uint32_t codes[kLaneRows];
+#pragma unroll
+          for (unsigned u = 0; u < kLaneRows; ++u) {
+            codes[u] = reinterpret_cast<const std::uint32_t*>(encoded_row(kK, stream, min(row_of(first, u), end - 1)))[part()];
+          }
+          float dot;
+          if (query.fault != Fault::half_precision_stream_dots) {
+            float dots[kLaneRows] = {};
+            block_dots(codes, scale, minimum, end - first, dots);
+            dot = reduce(dots, place - first);
+          } else {
+            dot = half_precision_dot(codes, scale, minimum, place - first);
+          }
+          if (own_group == group && place - first < kBlockRows) logit = __fadd_rn(logit, dot);
+        }
+      }
+    }
+    return logit;
+  }
+
+  // The weights of the keys of `list`, by place.
+  __device__ __forceinline__ void list_weights(std::uint32_t list, float weight) const {
+    __syncwarp();
+    if (listed(list)) scratch.weights[place_in(list)] = weight;
+    __syncwarp();
+  }
+  __device__ __forceinline__ float weight_of(unsigned row, unsigned count) const { return row < count ? scratch.weights[row] : 0.0f; }
+
+  __device__ __forceinline__ void add_bf16_values(unsigned count, float weight) {
+    list_weights((1u << count) - 1, weight);
+#pragma unroll 1
+    for (unsigned first = 0; first < count; first += kBlockRows) {
+#pragma unroll
+      for (unsigned u = 0; u < kLaneRows; ++u) {
+        float values[8];
+        read_bf16(kV, min(row_of(first, u), count - 1), values);
+        const float p = weight_of(row_of(first, u), count);
+#pragma unroll
+        for (int c = 0; c < 8; ++c) output[c] = __fmaf_rn(p, values[c], output[c]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void add_encoded_values(float weight) {
+#pragma unroll 1
+    for (int stream = 0; stream < query.history_loop(); ++stream) {
+      const std::uint32_t list = scratch.listed[kV][stream];
+      const unsigned count = static_cast<unsigned>(__popc(list));
+      list_weights(list, weight);
+#pragma unroll 1
+      for (unsigned first = 0; first < count; first += kBlockRows) {
+#pragma unroll
+        for (unsigned half = 0; half < kLaneRows; half += 2) {
+          if (first + half * kStepRows >= count) break;  // the same in the whole warp
+#pragma unroll
+          for (unsigned u = half; u < half + 2; ++u) {
+            const unsigned row = min(row_of(first, u), count - 1);
+            const float p = weight_of(row_of(first, u), count);
+            const float2 minimum_scale = parameter(scratch.v_parameters[stream][row][part() * 8 / kGroupSize]);
+            float values[8];
+            codes_of(reinterpret_cast<const std::uint32_t*>(encoded_row(kV, stream, row))[part()], values);
+#pragma unroll
+            for (int c = 0; c < 8; ++c) output[c] = __fmaf_rn(p, __fmaf_rn(values[c], minimum_scale.y, minimum_scale.x), output[c]);
+          }
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void add_unit(int unit) {
+    const int first_page = unit * kUnitPages, length = query.position + 1 - unit * kUnitTokens;
+    std::uint64_t masks[kUnitPages];
+#pragma unroll
+    for (int i = 0; i < kUnitPages; ++i) masks[i] = i * kPageTokens < length ? selected[first_page + i] : 0;
+    if (length < kUnitTokens) {
+#pragma unroll
+      for (int i = 0; i < kUnitPages; ++i) masks[i] &= page_mask(i, 0, length);
+    }
+    unsigned total = 0;
+#pragma unroll
+    for (int i = 0; i < kUnitPages; ++i) total += static_cast<unsigned>(__popcll(masks[i]));
+    if (total == 0) return;
+    unsigned encoded_total = 0;  // pages ascend, so these are the first keys
+    if constexpr (kPacked) {
+      encoded_total = total;
+      if (query.frontier < (unit + 1) * kUnitTokens) {
+        encoded_total = 0;
+#pragma unroll
+        for (int i = 0; i < kUnitPages; ++i) {
+          encoded_total += static_cast<unsigned>(__popcll(masks[i] & page_mask(0, 0, query.encoded_rows(first_page + i))));
+        }
+      }
     }
     __syncwarp();
-    const std::size_t value_offset = page_tile_offset(query.shape, 0, KvTensor::v, 0) * 2;
-    constexpr int kFirst = kPurpose == Purpose::correction ? 0 : 2;
-#pragma unroll 1
-    for (int pass = kFirst; pass < 4; ++pass) {  // K, K, V, V
-      const int begin = pass % 2 * kStageRows, rows = min(count - begin, kStageRows);
-      if (rows <= 0) continue;
-      unsigned char* slot = claim(pass == kFirst ? kBf16Keys : kMore, count, chain, 0);
-      gather_rows<kHeadDim * 2>(slot + L::kHeaderBytes, lists.address + begin, pass < 2 ? 0 : value_offset, rows, lane);
-      if (kPurpose == Purpose::contribution && pass == kFirst && lane < count) {
-        copy_async_small<4>(slot + L::kLogitsOffset + lane * 4, logits + position);
-      }
-      finish();
+    if (kPacked && encoded_total > 0) find_starts(unit);
+    unsigned before = 0;
+#pragma unroll
+    for (int i = 0; i < 2 * kUnitPages; ++i) {
+      const auto word = static_cast<std::uint32_t>(i % 2 == 0 ? masks[i / 2] : masks[i / 2] >> 32);
+      if (listed(word)) scratch.keys[before + place_in(word)] = static_cast<std::uint8_t>(32 * i + lane);
+      before += static_cast<unsigned>(__popc(word));
     }
+    __syncwarp();
+    unsigned begin = 0;
+    if constexpr (kPacked) {
+#pragma unroll 1
+      for (; begin < encoded_total; begin += kKeys) add_keys<true>(unit, begin, min(encoded_total - begin, kKeys));
+      begin = encoded_total;
+    }
+#pragma unroll 1
+    for (; begin < total; begin += kKeys) add_keys<false>(unit, begin, min(total - begin, kKeys));
   }
 
-  // 64 encoded keys or fewer: K of every stream, then V.
-  __device__ __forceinline__ void produce_encoded(int split, int chain, const std::uint8_t* keys, int count) {
-    const int own_page = split * kSplitPages + min(lane, kSplitPages - 1);
-    const bool has_page = query.encoded_rows(own_page) > 0;
-    const int streams = query.history_loop();
-    constexpr int kFirst = kPurpose == Purpose::correction ? 0 : 1;
-#pragma unroll 1
-    for (int i = kFirst * streams; i < 2 * streams; ++i) {
-      const bool k = i < streams;
-      const int stream = k ? i + 1 : i - streams + 1;
-      std::uint64_t payload = 0, parameters = 0;  // of the lane's page
-      if (has_page) {
-        const StreamTile tile =
-            stream_tile(query.shape, query.pages[own_page], query.maps[own_page], query.layer, stream, k ? KvTensor::k : KvTensor::v, query.head);
-        payload = reinterpret_cast<std::uint64_t>(tile.payload);
-        parameters = reinterpret_cast<std::uint64_t>(tile.parameters);
-      }
-      __syncwarp();
-      std::uint64_t rows = 0;
-      std::uint64_t address[2], parameter[2];
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int index = lane + 32 * half;
-        const int key = index < count ? keys[index] : 0, page = key / kPageTokens, bit = key % kPageTokens;
-        const ActivityMap& map = query.maps[split * kSplitPages + page];
-        const std::uint64_t active = index < count ? map.active[stream - 1] : 0;
-        const bool present = (active >> bit) & 1u;
-        int place = bits_below(active, bit);
-        const int rank = static_cast<int>(map.rank[stream - 1]);
-        if (query.fault == Fault::wrong_compact_rank) place = min(bit, max(static_cast<int>(map.rows[stream - 1]) - 1 - rank, 0));
-        const std::uint64_t row = static_cast<std::uint64_t>(rank + place);
-        address[half] = __shfl_sync(~0u, payload, page) + row * (kHeadDim / 2);
-        parameter[half] = __shfl_sync(~0u, parameters, page) + (k ? row / kGroupSize * (kHeadDim * 4) : row * (kHalves * 4));
-        rows |= static_cast<std::uint64_t>(__ballot_sync(~0u, present)) << (32 * half);
-      }
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int index = lane + 32 * half;
-        if ((rows >> index) & 1u) {
-          const int place = bits_below(rows, index);
-          lists.address[place] = address[half];
-          lists.parameters[place] = parameter[half];
-        }
-      }
-      __syncwarp();
-      const int listed = __popcll(rows);
-      unsigned char* slot = claim(i == kFirst * streams ? kEncodedRows : kMore, count, chain, rows);
-      gather_rows<kHeadDim / 2>(slot + L::kHeaderBytes, lists.address, 0, listed, lane);
-      unsigned char* target = slot + L::kHeaderBytes + L::kPayloadBytes;
-      if (k) {
-        std::uint64_t starts = 0;  // places at which a segment begins
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int place = lane + 32 * half;
-          const bool start = place < listed && (place == 0 || lists.parameters[place] != lists.parameters[place - 1]);
-          starts |= static_cast<std::uint64_t>(__ballot_sync(~0u, start)) << (32 * half);
-        }
-        auto* header = reinterpret_cast<StageHeader*>(slot);
-        int segment = 0;
-        for (std::uint64_t rest = starts; rest != 0; rest &= rest - 1, ++segment) {
-          const int place = __ffsll(static_cast<long long>(rest)) - 1;
-          if (lane == 0 && segment > 0) header->ends[segment - 1] = static_cast<std::uint8_t>(place);
-          if (lane < kHeadDim / 4) {
-            copy_async16(target + (segment * kHeadDim + lane * 4) * 4, reinterpret_cast<const unsigned char*>(lists.parameters[place]) + lane * 16);
-          }
-        }
-        if (lane == 0) {
-          header->segments = segment;
-          if (segment > 0) header->ends[segment - 1] = static_cast<std::uint8_t>(listed);
-        }
+  template <bool kEncoded>
+  __device__ __forceinline__ void add_keys(int unit, unsigned begin, unsigned count) {
+    const bool present = lane < count;
+    const unsigned key = present ? scratch.keys[begin + lane] : 0;
+    if constexpr (kEncoded) {
+      copy_encoded(unit, key, present);
+    } else {
+      copy_bf16(unit, key, count);
+    }
+    float weight = 0.0f;
+    if constexpr (kCorrection) {
+      wait_copies<1>();
+      float logit;
+      if constexpr (kEncoded) {
+        logit = encoded_logit();
       } else {
-        for (int place = lane; place < listed; place += 32) {
-          copy_async_small<kHalves * 4>(target + place * kHalves * 4, reinterpret_cast<const void*>(lists.parameters[place]));
-        }
-        if (kPurpose == Purpose::contribution && stream == 1) {
-          for (int index = lane; index < count; index += 32) {
-            copy_async_small<4>(slot + L::kEncodedLogitsOffset + index * 4, logits + split * kSplitTokens + keys[index]);
-          }
-        }
+        logit = bf16_logit(count);
       }
-      finish();
+      logit = __fmul_rn(logit, score_scale<kHeadDim>());
+      const float largest = fmaxf(maximum, warp_max(present ? logit : minus_infinity())), reference = finite_reference(largest);
+      const float kept = expf(__fsub_rn(maximum, reference));
+      maximum = largest;
+      sum = __fmul_rn(sum, kept);
+      for (float& value : output) value = __fmul_rn(value, kept);
+      if (present) weight = expf(__fsub_rn(logit, reference));
+    } else {
+      if (present) weight = expf(__fsub_rn(logits[unit * kUnitTokens + static_cast<int>(key)], finite_reference(maximum)));
     }
+    sum = __fadd_rn(sum, warp_sum(weight));
+    wait_copies<0>();
+    if constexpr (kEncoded) {
+      add_encoded_values(weight);
+    } else {
+      add_bf16_values(count, weight);
+    }
+    __syncwarp();  // the next copies come to the same places
   }
 
-  __device__ __forceinline__ void run(ChainCursor cursor) {
-    for (cursor.begin(); cursor.valid(); cursor.next()) {
-      const int split = cursor.split();
-      std::uint64_t masks[2] = {};  // of page `lane` of the split: BF16, encoded
-      if (const int page = split * kSplitPages + lane; lane < kSplitPages && page * kPageTokens <= query.position) {
-        const std::uint64_t keys = selected[page] & page_mask(page, 0, query.position + 1);
-        const int encoded = kPacked ? query.encoded_rows(page) : 0;
-        masks[1] = keys & page_mask(page, 0, page * kPageTokens + encoded);
-        masks[0] = keys & ~masks[1];
-      }
-      __syncwarp();
-      int count[2] = {};
+  // What the lanes of a row hold of the same channels is one sum.
+  __device__ __forceinline__ void store(float* chain_output, float2* chain_statistics) {
 #pragma unroll
-      for (int list = kPacked ? 1 : 0; list >= 0; --list) {
-#pragma unroll 1
-        for (int page = 0; page < kSplitPages; ++page) {
-          const std::uint64_t mask = __shfl_sync(~0u, masks[list], page);
+    for (int width = 16; width >= static_cast<int>(kRowLanes); width /= 2) {
 #pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            const int bit = lane + 32 * half;
-            if ((mask >> bit) & 1u) lists.keys[list][count[list] + bits_below(mask, bit)] = static_cast<std::uint8_t>(page * kPageTokens + bit);
-          }
-          count[list] += __popcll(mask);
-        }
-      }
-      __syncwarp();
-      if constexpr (kPacked) {
-#pragma unroll 1
-        for (int begin = 0; begin < count[1]; begin += kEncodedKeys) {
-          produce_encoded(split, cursor.chain(), lists.keys[1] + begin, min(count[1] - begin, kEncodedKeys));
-        }
-      }
-#pragma unroll 1
-      for (int begin = 0; begin < count[0]; begin += kGranuleKeys) {
-        produce_bf16(split, cursor.chain(), lists.keys[0] + begin, min(count[0] - begin, kGranuleKeys));
-      }
+      for (float& value : output) value = __fadd_rn(value, __shfl_xor_sync(~0u, value, width));
     }
-    claim(kEnd, 0, 0, 0);
-    finish();
-    asm volatile("cp.async.wait_all;" ::: "memory");
+    if (lane < kRowLanes) {
+      reinterpret_cast<float4*>(chain_output)[2 * lane] = make_float4(output[0], output[1], output[2], output[3]);
+      reinterpret_cast<float4*>(chain_output)[2 * lane + 1] = make_float4(output[4], output[5], output[6], output[7]);
+    }
+    if (lane == 0) *chain_statistics = make_float2(maximum, sum);
   }
 };
 
-// The weighted values of one stage kind, as a partial result in `partial`. Returns (maximum, sum).
-template <class L, int kHeadDim, Purpose kPurpose>
-__device__ __forceinline__ float2 consume_bf16_keys(Ring<L>& ring, const __nv_bfloat16* row_q, int count, float reference_maximum, float* partial,
-                                                    int lane) {
-  const RowRange rows{0, count};
-  const bool present[1] = {granule_row(lane) < count};
-  float weights[1];
-  float maximum = reference_maximum;
-  if constexpr (kPurpose == Purpose::correction) {
-    float q[kHeadDim / 8];
-    load_query<kHeadDim>(row_q, lane, q);
-    const float logits[1] = {granule_logit<L, kHeadDim>(ring, q, rows, lane)};
-    maximum = warp_weights(logits, present, weights);
-  } else {
-    const auto* logits = reinterpret_cast<const float*>(ring.acquire() + L::kLogitsOffset);
-    weights[0] = present[0] ? expf(__fsub_rn(logits[granule_row(lane)], finite_reference(maximum))) : 0.0f;
-  }
-  const float sum = warp_sum(weights[0]);
-  granule_values<L, kHeadDim>(ring, weights[0], rows, partial, lane);
-  return make_float2(maximum, sum);
-}
-
-template <class L, int kHeadDim, Purpose kPurpose>
-__device__ __forceinline__ float2 consume_encoded_keys(Ring<L>& ring, const Query& query, const float (&q)[kHeadDim / 32],
-                                                       PageScratch<kHeadDim>& scratch, int count, float reference_maximum, float* partial, int lane) {
-  const std::uint64_t keys = count == kPageTokens ? ~std::uint64_t{0} : (std::uint64_t{1} << count) - 1;
-  const bool present[2] = {lane < count, lane + 32 < count};
-  const Fault fault = query.fault == Fault::wrong_compact_rank ? Fault::none : query.fault;  // the producer has it
-  float weights[2];
-  float maximum = reference_maximum;
-  if constexpr (kPurpose == Purpose::correction) {
-    scratch.weights[lane] = 0.0f;
-    scratch.weights[lane + 32] = 0.0f;
-    __syncwarp();
-#pragma unroll 1
-    for (int stream = 1; stream <= query.history_loop(); ++stream) {
-      const unsigned char* stage = ring.acquire();
-      const std::uint64_t rows = reinterpret_cast<const StageHeader*>(stage)->rows;
-      if (rows != 0) {
-        list_rows(rows, scratch.rows, lane);
-        dot_stage<L, kHeadDim>(stage, q, scratch, __popcll(rows), stream == 1 ? 0 : keys & ~rows, fault, lane);
-      }
-      ring.release(lane);
-    }
-    const float logits[2] = {__fmul_rn(scratch.weights[lane], score_scale<kHeadDim>()),
-                             __fmul_rn(scratch.weights[lane + 32], score_scale<kHeadDim>())};
-    maximum = warp_weights(logits, present, weights);
-  } else {
-    const auto* logits = reinterpret_cast<const float*>(ring.acquire() + L::kEncodedLogitsOffset);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      weights[half] = present[half] ? expf(__fsub_rn(logits[lane + 32 * half], finite_reference(maximum))) : 0.0f;
-    }
-  }
-  __syncwarp();
-  scratch.weights[lane] = weights[0];
-  scratch.weights[lane + 32] = weights[1];
-  float sum = __fadd_rn(weights[0], weights[1]);
-  __syncwarp();
-  float output[kHeadDim / 16] = {};
-  float offsets[kHeadDim / kGroupSize] = {};
-#pragma unroll 1
-  for (int stream = 1; stream <= query.history_loop(); ++stream) {
-    const unsigned char* stage = ring.acquire();
-    const std::uint64_t rows = reinterpret_cast<const StageHeader*>(stage)->rows;
-    if (rows != 0) {
-      list_rows(rows, scratch.rows, lane);
-      const auto* parameters = reinterpret_cast<const std::uint32_t*>(stage + L::kHeaderBytes + L::kPayloadBytes);
-      add_stage<L, kHeadDim>(stage, parameters, scratch, __popcll(rows), Fault::none, output, offsets, lane);
-    }
-    ring.release(lane);
-  }
-  store_values<kHeadDim>(output, offsets, sum, partial, lane);
-  return make_float2(maximum, sum);
-}
-
-// grid (CTAs of one row and head, heads, rows), SelectedLayout::kThreads threads, SelectedShared as dynamic shared memory.
+// grid (CTAs of one row and head, heads, rows), kThreads threads, SelectedShared as dynamic shared memory.
 template <int kHeadDim, bool kPacked, Purpose kPurpose>
-__global__ void __launch_bounds__(SelectedLayout<kHeadDim, kPacked>::kThreads, SelectedLayout<kHeadDim, kPacked>::kBlocksPerSm)
+__global__ void __launch_bounds__(kThreads, SelectedShared<kHeadDim, kPacked, kPurpose>::kBlocksPerSm)
     selected_attention_kernel(const __grid_constant__ Arguments arguments) {
-  using L = SelectedLayout<kHeadDim, kPacked>;
   using Output = Channels<kHeadDim>;
   extern __shared__ __align__(128) unsigned char memory[];
-  auto& shared = *reinterpret_cast<SelectedShared<kHeadDim, kPacked>*>(memory);
+  auto& shared = *reinterpret_cast<SelectedShared<kHeadDim, kPacked, kPurpose>*>(memory);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  if (warp == kConsumers) {
-    for (int i = lane; i < kConsumers * L::kSlots; i += 32) {
-      barrier_init(&shared.full[0][0] + i, kStageArrivals);
-      barrier_init(&shared.empty[0][0] + i, L::kReleaseArrivals);
-    }
+  const int head = blockIdx.y;
+  int row_index = blockIdx.z, layer = arguments.layer;
+  if constexpr (kPurpose == Purpose::contribution) {
+    layer += row_index / arguments.rows_of_layer;
+    row_index %= arguments.rows_of_layer;
   }
-  const int head = blockIdx.y, row_index = blockIdx.z;
   const QueryRow row = arguments.rows[row_index];
-  __syncthreads();
   if (row.request < 0) return;
   const RequestTable request = arguments.kv.requests[row.request];
-  const Query query{arguments.kv.shape, request.pages, request.maps,         arguments.layer, head,
+  const Query query{arguments.kv.shape, request.pages, request.maps,         layer,          head,
                     row.position,       row.loop,      row.encoded_frontier, arguments.fault};
-  const std::size_t head_index = static_cast<std::size_t>(row_index) * query.shape.heads + head;
-  const std::size_t state = reference_index(query.shape, row.reference, arguments.layer, head);
-  const int rank = blockIdx.x, ranks = gridDim.x, splits = query.splits();
-  const int consumer = warp % kConsumers;
-  const ChainCursor cursor(consumer, rank, ranks, splits);
-  const Ring<L> ring_of_warp{shared.slots[consumer], shared.full[consumer], shared.empty[consumer]};
-  if (warp >= kConsumers) {
-    const float* logits =
-        kPurpose == Purpose::contribution ? arguments.logits + static_cast<std::int64_t>(head_index) * arguments.logit_stride : nullptr;
-    Producer<kHeadDim, kPacked, kPurpose> producer{query, arguments.reference.selected + state * arguments.reference.mask_pages, logits,
-                                                   shared.lists[consumer], ring_of_warp, lane};
-    producer.run(cursor);
-    return;
+  const std::size_t head_index = static_cast<std::size_t>(blockIdx.z) * query.shape.heads + head;
+  const std::size_t state = reference_index(query.shape, row.reference, layer, head);
+  ChainReader<kHeadDim, kPacked, kPurpose> reader{query,
+                                                  arguments.reference.selected + state * arguments.reference.mask_pages,
+                                                  arguments.logits + static_cast<std::int64_t>(head_index) * arguments.logit_stride,
+                                                  shared.scratch[warp],
+                                                  static_cast<unsigned>(lane)};
+  float first_maximum = minus_infinity();
+  if constexpr (kPurpose == Purpose::contribution) first_maximum = arguments.reference.maximum[state];
+  if constexpr (kPurpose == Purpose::correction) {
+    const uint4 data = reinterpret_cast<const uint4*>(arguments.q + row_index * arguments.q_row_stride + head * kHeadDim)[reader.part()];
+    widen_row(data, reader.q);
   }
 
-  Ring<L> ring = ring_of_warp;
-  const auto own_chain = [&](int chain_class) { return ((warp - chain_class) & (kConsumers - 1)) * kClasses + chain_class; };
-  for (int chain_class = rank; chain_class < kClasses; chain_class += ranks) {
-    Output{}.store(shared.chain_output[own_chain(chain_class)], lane);
-    if (lane == 0) shared.chain_statistics[own_chain(chain_class)] = make_float2(minus_infinity(), 0.0f);
-  }
-  const __nv_bfloat16* row_q = kPurpose == Purpose::correction ? arguments.q + row_index * arguments.q_row_stride + head * kHeadDim : nullptr;
-  const float reference_maximum = kPurpose == Purpose::contribution ? arguments.reference.maximum[state] : 0.0f;
-  float fold_q[kHeadDim / 32] = {};
-  if constexpr (kPacked && kPurpose == Purpose::correction) {
-#pragma unroll
-    for (int i = 0; i < kHeadDim / 32; ++i) fold_q[i] = __bfloat162float(row_q[lane * (kHeadDim / 32) + i]);
-  }
-  float* partial = shared.partial_output[warp];
-  while (true) {
-    const StageHeader& header = *reinterpret_cast<const StageHeader*>(ring.acquire());
-    const int kind = header.kind, count = header.count, chain = header.chain;
-    if (kind == kEnd) break;
-    float2 statistics;
-    if (!kPacked || kind == kBf16Keys) {
-      statistics = consume_bf16_keys<L, kHeadDim, kPurpose>(ring, row_q, count, reference_maximum, partial, lane);
-    } else {
-      if constexpr (kPacked) {
-        statistics = consume_encoded_keys<L, kHeadDim, kPurpose>(ring, query, fold_q, shared.scratch[warp], count, reference_maximum, partial, lane);
-      }
-    }
-    __syncwarp();
-    Output output = Output::load(partial, lane);
-    statistics = add_to_chain(output, statistics, Output::load(shared.chain_output[chain], lane), shared.chain_statistics[chain]);
-    __syncwarp();
-    output.store(shared.chain_output[chain], lane);
-    if (lane == 0) shared.chain_statistics[chain] = statistics;
-    __syncwarp();
-  }
-
-  const int chains = min(kSelectedChains, splits);
-  const float* outputs = shared.chain_output[0];
-  const float2* statistics = shared.chain_statistics;
-  float* all_outputs = arguments.chains + head_index * kSelectedChains * kHeadDim;
+  const int rank = blockIdx.x, ranks = gridDim.x;
+  const int units = query.position / kUnitTokens + 1, groups = min(kGroups, (units + kWarps - 1) / kWarps);
+  float* all_outputs = arguments.chains + head_index * kGroups * kHeadDim;
   float2* all_statistics =
-      reinterpret_cast<float2*>(arguments.chains + static_cast<std::size_t>(gridDim.z) * query.shape.heads * kSelectedChains * kHeadDim) +
-      head_index * kSelectedChains;
-  if (ranks > 1) {
-    for (int chain_class = rank; chain_class < kClasses; chain_class += ranks) {
-      const int chain = own_chain(chain_class);
-      if (chain >= chains) continue;
-      Output::load(shared.chain_output[chain], lane).store(all_outputs + chain * kHeadDim, lane);
-      if (lane == 0) all_statistics[chain] = shared.chain_statistics[chain];
-    }
+      reinterpret_cast<float2*>(arguments.chains + static_cast<std::size_t>(gridDim.z) * query.shape.heads * kGroups * kHeadDim) + head_index * kGroups;
+  for (int group = rank, round = 0; group < groups; group += ranks, ++round) {
+    const int buffer = round & 1, first = group * kWarps;
+    reader.start(first_maximum);
+    for (int unit = first + warp; unit < units; unit += kSelectedChains) reader.add_unit(unit);
+    reader.store(shared.chain_output[buffer][warp], &shared.chain_statistics[buffer][warp]);
+    __syncthreads();
+    if (warp != round % kWarps) continue;  // the next group is under way meanwhile
+    const int chains = min(kWarps, units - first);
+    Output output;
+    const float2 statistics =
+        combine<kHeadDim, kWarps, 4>(lane < chains ? shared.chain_statistics[buffer][lane] : make_float2(minus_infinity(), 0.0f), (1u << chains) - 1,
+                                  [&](int k) { return shared.chain_output[buffer][k]; }, output, lane);
+    output.store(ranks > 1 ? all_outputs + group * kHeadDim : shared.group_output[group], lane);
+    if (lane == 0) (ranks > 1 ? all_statistics : shared.group_statistics)[group] = statistics;
   }
-  asm volatile("bar.sync 1, %0;" ::"n"(32 * kConsumers) : "memory");
+  __syncthreads();
   if (warp != 0) return;
-  if (ranks > 1) {
-    if (!arrive_last(arguments.arrivals + head_index, ranks, lane)) return;
-    outputs = all_outputs;
-    statistics = all_statistics;
-  }
+  if (ranks > 1 && !arrive_last(arguments.arrivals + head_index, ranks, lane)) return;
+  const float* outputs = ranks > 1 ? all_outputs : shared.group_output[0];
+  const float2* statistics = ranks > 1 ? all_statistics : shared.group_statistics;
   Output output;
-  const float2 total = combine<kHeadDim, kSelectedChains>(lane < chains ? statistics[lane] : make_float2(minus_infinity(), 0.0f),
-                                                          chains == 32 ? ~0u : (1u << chains) - 1,
-                                                          [&](int k) { return outputs + k * kHeadDim; }, output, lane);
+  const float2 total = combine<kHeadDim, kGroups, 8>(lane < groups ? statistics[lane] : make_float2(minus_infinity(), 0.0f), (1u << groups) - 1,
+                                                  [&](int k) { return outputs + k * kHeadDim; }, output, lane);
   if constexpr (kPurpose == Purpose::correction) {
     const Output o_ref = Output::load(arguments.reference.o_ref + state * kHeadDim, lane);
     const Output c_ref = Output::load(arguments.reference.c_ref + state * kHeadDim, lane);
@@ -480,7 +585,7 @@ __global__ void __launch_bounds__(SelectedLayout<kHeadDim, kPacked>::kThreads, S
       const float unselected = __fsub_rn(o_ref.values[c], c_ref.values[c]);
       output.values[c] = __fadd_rn(unselected, __fmul_rn(mass, __fdiv_rn(output.values[c], total.y)));
     }
-    output.store_bf16(arguments.output + head_index * kHeadDim, lane);
+    output.store_bf16(arguments.output + (static_cast<std::size_t>(row_index) * query.shape.heads + head) * kHeadDim, lane);
   } else {
     const float sum = arguments.reference.sum[state];
 #pragma unroll
@@ -490,13 +595,32 @@ __global__ void __launch_bounds__(SelectedLayout<kHeadDim, kPacked>::kThreads, S
   }
 }
 
+// CTAs of one (row, head): the time of a CTA is that of its groups and of half a one for its start, and CTAs run `resident` at once.
+inline int selected_cta_count(int pairs, int groups, int resident) {
+  if (pairs > kMostSharedPairs) return 1;
+  int best = 1;
+  const auto cost = [&](int ctas) { return (pairs * ctas + resident - 1) / resident * (2 * ((groups + ctas - 1) / ctas) + 1); };
+  for (int ctas = 2; ctas <= groups; ++ctas) {
+    if (cost(ctas) < cost(best)) best = ctas;
+  }
+  return best;
+}
+
 template <int kHeadDim, bool kPacked, Purpose kPurpose>
 void launch(const Arguments& arguments, int row_count, int max_length, cudaStream_t stream) {
-  using L = SelectedLayout<kHeadDim, kPacked>;
-  constexpr int kBytes = sizeof(SelectedShared<kHeadDim, kPacked>);
-  static_assert((kBytes + 1024) * L::kBlocksPerSm <= 228 * 1024);
-  launch_ctas(selected_attention_kernel<kHeadDim, kPacked, kPurpose>, L::kThreads, kBytes, L::kBlocksPerSm, kClasses, arguments, row_count,
-              max_length, stream);
+  using Shared = SelectedShared<kHeadDim, kPacked, kPurpose>;
+  constexpr int kBytes = sizeof(Shared);
+  static_assert((kBytes + 1024) * Shared::kBlocksPerSm <= 228 * 1024);
+  const auto kernel = selected_attention_kernel<kHeadDim, kPacked, kPurpose>;
+  int device = 0, processors = 0;
+  LOOPGAUGE_CUDA_CHECK(cudaGetDevice(&device));
+  LOOPGAUGE_CUDA_CHECK(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
+  LOOPGAUGE_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+  const int heads = arguments.kv.shape.heads, units = (max_length + kUnitTokens - 1) / kUnitTokens;
+  const int ctas = selected_cta_count(heads * row_count, std::min(kGroups, (units + kWarps - 1) / kWarps), processors * Shared::kBlocksPerSm);
+  const dim3 grid(static_cast<unsigned>(ctas), static_cast<unsigned>(heads), static_cast<unsigned>(row_count));
+  kernel<<<grid, kThreads, kBytes, stream>>>(arguments);
+  LOOPGAUGE_CUDA_CHECK(cudaGetLastError());
 }
 
 #endif  // __CUDACC__

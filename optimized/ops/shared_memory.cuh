@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Addresses of shared memory, and the barriers there that count arrivals of threads and bytes of copies.
+// Addresses of shared memory, the barriers there that count arrivals of threads and bytes of copies, and the bulk copies that arrive at them.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +18,15 @@ __device__ __forceinline__ void barrier_init(std::uint64_t* barrier, int arrival
 // where other threads write to what a warp has read, or read what it has written, every lane arrives.
 __device__ __forceinline__ void barrier_arrive(std::uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive_expecting(std::uint64_t* barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
+}
+// From global memory; both and the number of bytes multiples of 16.
+__device__ __forceinline__ void bulk_copy(void* target, const void* source, int bytes, std::uint64_t* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(target)),
+               "l"(source), "r"(bytes), "r"(shared_address(barrier))
+               : "memory");
 }
 // Until the phase of that parity is over; a new barrier is in phase 0, and the phase before it is over.
 __device__ __forceinline__ void barrier_wait(std::uint64_t* barrier, std::uint32_t parity) {

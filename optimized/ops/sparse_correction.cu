@@ -20,7 +20,7 @@ void launch(const SparseCorrectionArguments& a, cudaStream_t stream) {
 
 }  // namespace
 
-std::size_t sparse_correction_workspace_bytes(const KvShape& shape, int row_count) { return selected::selected_chain_bytes(shape, row_count); }
+std::size_t sparse_correction_workspace_bytes(const KvShape& shape, int row_count) { return selected::selected_group_bytes(shape, row_count); }
 
 void sparse_correction(const SparseCorrectionArguments& arguments, cudaStream_t stream) {
   split::check_launch("sparse_correction", arguments.kv.shape, arguments.row_count, arguments.max_length);

@@ -35,8 +35,8 @@ std::size_t sparse_correction_workspace_bytes(const KvShape& shape, int row_coun
 //   Q[r]·K[r,S]/sqrt(D) applied to V[r,S]; reference/ops/sparse_correction.
 // Shapes and layouts: above; K/V as kv_layout.hpp, keys as the masks of the reference slot.
 // Requires: reference_statistics, select_keys and reference_contribution of the slot before it on the stream; S not empty.
-// Numerics: L as attention_decode in FP32; subtraction, product and sum each rounded to FP32; one rounding to BF16.
-// Determinism: partial results of 32 BF16 or 64 encoded keys of a split of 256 absolute positions, chains of splits, combined ascending
+// Numerics: L in FP32 from BF16 rows and from X_hat bit for bit; subtraction, product and sum each rounded to FP32; one rounding to BF16.
+// Determinism: units of 128 absolute positions, at most 16 selected keys of one at a time, chains of units, groups of chains, combined ascending
 //   (selected_attention.cuh); a row's bits do not depend on the batch.
 // Launch: one kernel, (CTAs of a row and head, heads, rows) CTAs of 256 threads.
 // Traffic: K and V rows of the selected keys, parameters of every touched group, O_ref, C_ref.

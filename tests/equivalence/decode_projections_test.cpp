@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "optimized/kv/kv_cache.hpp"
+#include "optimized/ops/attention_decode.cuh"
 #include "optimized/ops/kv_append.cuh"
 #include "optimized/ops/linear_split_k.cuh"
 #include "optimized/ops/rms_norm.cuh"
@@ -264,6 +265,85 @@ TEST_F(DecodeProjectionsTest, ThreadsLaunchWithDifferentNumbersOfRows) {
   auto first = std::async(std::launch::async, launch, 0), second = std::async(std::launch::async, launch, 1);
   EXPECT_EQ(first.get(), "");
   EXPECT_EQ(second.get(), "");
+}
+
+// Attention that is told what the projections write may begin before they have ended. It reads older keys at once, and the new ones, of its own row and of
+// another row of the request, when they are there.
+TEST_F(DecodeProjectionsTest, AttentionThatBeginsEarlyHasTheBitsOfOneThatWaits) {
+  const Extents e = kExtents[3];
+  const Layer layer = make_layer(e);
+  const KvShape shape{1, e.heads, e.head_dim};
+  constexpr int kPosition = 4200;  // enough splits for as many CTAs as fit the device
+  const optimized::RopeTable table = optimized::make_rope_table(kPosition + 8, e.head_dim, 1e4);
+  const DeviceBuffer cosine = upload(table.cosine), sine = upload(table.sine);
+  KvCache kv(shape, allocator_, *stream_);
+  kv.open_request(kPosition + 8);
+  kv.reserve(0, 1, {0, kPosition + 8});
+  kv.set_active(0, 1, {0, kPosition + 8});
+  kv.upload();
+  stream_->synchronize();
+  const Bits page = random_bits(optimized::page_bytes(shape) / 2, ++seed_);
+  for (const auto& entry : kv.pages(0)) {
+    if (entry.bf16[0] != 0) LOOPGAUGE_CUDA_CHECK(cudaMemcpy(reinterpret_cast<void*>(entry.bf16[0]), page.data(), page.size() * 2, cudaMemcpyHostToDevice));
+  }
+
+  for (const int count : {1, 2, 8}) {
+    std::vector<QueryRow> rows;
+    std::vector<std::int32_t> places;
+    for (int i = 0; i < count; ++i) {
+      rows.push_back({0, kPosition + i, 1, 0, -1});
+      places.push_back(kPosition + i);
+    }
+    const DeviceBuffer device_rows = upload(rows), positions = upload(places);
+    const std::size_t width = static_cast<std::size_t>(count) * e.width();
+    DeviceBuffer qkv = poisoned<std::uint16_t>(3 * width), output = poisoned<std::uint16_t>(width);
+    DeviceBuffer workspace = poisoned<std::byte>(optimized::attention_decode_workspace_bytes(shape, count));
+    DeviceBuffer arrivals = upload(std::vector<std::uint32_t>(optimized::kProjectionArrivals, 0));
+    DeviceBuffer attention_arrivals = upload(std::vector<std::uint32_t>(static_cast<std::size_t>(count) * e.heads, 0));
+    const auto attended = [&](std::uint32_t seed, bool early) {
+      DeviceBuffer residual = upload(random_bits(static_cast<std::size_t>(count) * e.hidden, seed));
+      optimized::DecodeProjectionsArguments a;
+      a.rows = count;
+      a.hidden = e.hidden;
+      a.heads = e.heads;
+      a.head_dim = e.head_dim;
+      a.intermediate = e.intermediate;
+      a.epsilon = 1e-6f;
+      a.input_norm = layer.input.as<Bfloat16>();
+      a.qkv_weight = layer.qkv.as<Bfloat16>();
+      a.query_rows = device_rows.as<QueryRow>();
+      a.positions = positions.as<std::int32_t>();
+      a.cosine = cosine.as<Bfloat16>();
+      a.sine = sine.as<Bfloat16>();
+      a.kv = kv.view();
+      a.residual = residual.as<Bfloat16>();
+      a.qkv = qkv.as<Bfloat16>();
+      a.arrivals = arrivals.as<std::uint32_t>();
+      optimized::AttentionDecodeArguments b;
+      b.kv = kv.view();
+      b.q = a.qkv;
+      b.q_row_stride = 3 * static_cast<std::int64_t>(e.width());
+      b.rows = a.query_rows;
+      b.row_count = count;
+      b.max_length = kPosition + count;
+      b.encoded_history = false;
+      b.output = output.as<Bfloat16>();
+      b.workspace = workspace.as<std::byte>();
+      b.arrivals = attention_arrivals.as<std::uint32_t>();
+      if (early) {
+        b.written_rows = a.query_rows;
+        b.written_count = count;
+      }
+      optimized::decode_projections(a, *stream_);
+      if (!early) stream_->synchronize();
+      optimized::attention_decode(b, *stream_);
+      return download<std::uint16_t>(output, width);
+    };
+    for (std::uint32_t round = 0; round < 20; ++round) {  // each round's new keys replace those of the round before
+      const Bits early = attended(seed_ + round, true);
+      EXPECT_TRUE(same_bits(attended(seed_ + round, false), early)) << count << " rows, round " << round;
+    }
+  }
 }
 
 TEST_F(DecodeProjectionsTest, NamesTheExtentsThatItCovers) {

@@ -10,6 +10,7 @@
 #include "harness/compare/record_compare.hpp"
 #include "harness/planner/planner.hpp"
 #include "models/executor.hpp"
+#include "optimized/ops/reference_statistics.cuh"
 #include "reference/reference_executor.hpp"
 #include "tests/equivalence/executor_fixture.hpp"
 
@@ -224,6 +225,36 @@ TEST_F(ExecutorTest, MemoryEqualsThePrediction) {
       EXPECT_EQ(measured(MemoryCategory::weights), predicted.physical_of(MemoryCategory::weights)) << what;
     }
   }
+}
+
+// Logits rows of all layers of this small model are kept until its last layer; with taps, layer by layer, those of one are.
+TEST_F(ExecutorTest, LayersThatAreSelectedTogetherTakeTheWorkspaceThatIsSaid) {
+  const Trace trace = shipped("flush-3");
+  const EffectiveConfig config = config_of({"t0s1q1"});
+  Plan plan = harness::make_plan(harness::parse_mode("serial"), trace, config);
+  plan.submissions.pop_back();
+  const auto workspace = [&](Tap* tap) {
+    RunOptions options;
+    options.tap = tap;
+    executor_->begin(trace, config, options);
+    for (const Submission& submission : plan.submissions) executor_->submit(submission);
+    const std::size_t bytes = executor_->memory_usage().in_use[static_cast<std::size_t>(MemoryCategory::workspace)];
+    static_cast<void>(executor_->finish());
+    return bytes;
+  };
+  CountingTap tap;
+  const std::size_t layer_by_layer = workspace(&tap), together = workspace(nullptr);
+
+  const ModelConfig& model = tiny().config;
+  const optimized::KvShape shape{model.layers, model.heads, model.head_dim};
+  const int stride = optimized::page_count(longest_sequence(trace)) * optimized::kPageTokens;
+  const int group = optimized::reference_group_layers(shape, 1, stride);
+  ASSERT_EQ(group, model.layers);
+  const auto of_layers = [&](int layers) {  // logits, arrivals
+    return static_cast<std::size_t>(layers) * static_cast<std::size_t>(model.heads) * (static_cast<std::size_t>(stride) + 1) * 4 +
+           optimized::reference_statistics_workspace_bytes(shape, 1, layers);
+  };
+  EXPECT_EQ(together - layer_by_layer, of_layers(group) - of_layers(1));
 }
 
 // The K/V shape of Ouro-1.4B (24 layers, 16 heads of 128 channels) on a narrow model: what the allocator counts after a prompt of 8192

@@ -186,6 +186,98 @@ INSTANTIATE_TEST_SUITE_P(Shapes, ReferenceStatistics,
                                            Case{3, 64, 1000, true}, Case{16, 128, 260, true}, Case{2, 128, 1, false},
                                            Case{2, 64, 64, false}, Case{2, 128, 65, true}, Case{1, 64, 8500, true}));
 
+// What the reference slots hold of `count` (slot, layer, head) states, as bits.
+std::vector<std::uint32_t> state_bits(const optimized::ReferenceView& view, std::size_t count, std::size_t head_dim) {
+  std::vector<std::uint32_t> bits;
+  const auto append = [&](const void* source, std::size_t bytes) {
+    const std::size_t before = bits.size();
+    bits.resize(before + bytes / 4);
+    LOOPGAUGE_CUDA_CHECK(cudaMemcpy(bits.data() + before, source, bytes, cudaMemcpyDeviceToHost));
+  };
+  LOOPGAUGE_CUDA_CHECK(cudaDeviceSynchronize());
+  append(view.selected, count * view.mask_pages * 8);
+  append(view.mass, count * 4);
+  append(view.c_ref, count * head_dim * 4);
+  return bits;
+}
+
+// One launch for several layers, whatever its number of CTAs, leaves the bits of a launch for each.
+TEST(ReferenceStatisticsDevice, LayersTogetherHaveTheBitsOfLayersOneByOne) {
+  LOOPGAUGE_REQUIRE_DEVICE();
+  constexpr int kLayers = 3, kPositions = 600, kFrontier = 512;
+  for (const int row_count : {1, 6, 22}) {  // (row, head) pairs of the launch: 48, 288 (more than are resident), 1056 (a CTA for each)
+    History history({.heads = 16, .head_dim = 64, .layers = kLayers, .positions = kPositions, .prompt = 300});
+    history.encode({{0, 256}, {256, kFrontier}});
+    optimized::DeviceAllocator& allocator = history.allocator();
+    const optimized::KvShape shape = history.kv_shape();
+    std::vector<optimized::QueryRow> rows;
+    for (int i = 0; i < row_count; ++i) rows.push_back({history.request(), kFrontier + 4 * i, 2, kFrontier, row_count - 1 - i});
+    std::mt19937 generator(43);
+    const auto width = static_cast<std::size_t>(history.model().projection_width());
+    DeviceArray<std::uint16_t> q(allocator, random_rows(generator, rows.size() * width)), output(allocator, rows.size() * width);
+    DeviceArray<optimized::QueryRow> device_rows(allocator, rows);
+    DeviceArray<std::uint8_t> workspace(allocator, optimized::reference_statistics_workspace_bytes(shape, row_count, kLayers));
+    DeviceArray<std::uint32_t> arrivals(allocator, std::vector<std::uint32_t>(static_cast<std::size_t>(kLayers * row_count * shape.heads)));
+    const std::size_t layer_logits = rows.size() * static_cast<std::size_t>(shape.heads * kPositions);
+    DeviceArray<float> logits(allocator, kLayers * layer_logits);
+    const auto run = [&](int group) {
+      const optimized::ReferenceStore store(shape, row_count, kPositions, allocator);
+      optimized::ReferenceStatisticsArguments arguments{.kv = history.cache().view(),
+                                                        .q = reinterpret_cast<const __nv_bfloat16*>(q.data()),
+                                                        .q_row_stride = static_cast<std::int64_t>(width),
+                                                        .rows = device_rows.data(),
+                                                        .row_count = row_count,
+                                                        .max_length = kPositions,
+                                                        .reference = store.view(),
+                                                        .logit_stride = kPositions,
+                                                        .output = reinterpret_cast<__nv_bfloat16*>(output.data()),
+                                                        .workspace = workspace.data(),
+                                                        .arrivals = arrivals.data(),
+                                                        .numeric_fault = history.numeric_fault()};
+      logits.poison();
+      for (int first = 0; first < kLayers; first += group) {
+        const int count = std::min(group, kLayers - first);
+        for (int i = 0; i < count; ++i) {
+          arguments.layer = first + i;
+          arguments.logits = logits.data() + static_cast<std::size_t>(i) * layer_logits;
+          optimized::reference_statistics(arguments, history.stream());
+        }
+        arguments.layer = first;
+        arguments.layer_count = count;
+        arguments.logits = logits.data();
+        optimized::select_keys({.shape = shape,
+                                .layer = first,
+                                .layer_count = count,
+                                .rows = device_rows.data(),
+                                .row_count = row_count,
+                                .key_fraction_bp = kBp,
+                                .logits = logits.data(),
+                                .logit_stride = kPositions,
+                                .reference = store.view(),
+                                .numeric_fault = history.numeric_fault()},
+                               history.stream());
+        optimized::reference_contribution(arguments, history.stream());
+      }
+      EXPECT_EQ(history.numeric_fault_word(), optimized::kNoNumericFault);
+      for (const std::uint32_t count : arrivals.download()) EXPECT_EQ(count, 0u) << "arrivals of the next launch";
+      return state_bits(store.view(), rows.size() * static_cast<std::size_t>(kLayers * shape.heads), static_cast<std::size_t>(shape.head_dim));
+    };
+    const auto one_by_one = run(1);
+    EXPECT_EQ(run(2), one_by_one) << row_count << " rows";
+    EXPECT_EQ(run(kLayers), one_by_one) << row_count << " rows";
+  }
+}
+
+TEST(ReferenceGroup, LayersFitTheBytesAndGroupsAreEven) {
+  const optimized::KvShape shape{24, 16, 128};
+  EXPECT_EQ(optimized::reference_group_layers(shape, 1, 8192), 24);   // 512 KiB a layer
+  EXPECT_EQ(optimized::reference_group_layers(shape, 1, 32768), 24);  // 2 MiB
+  EXPECT_EQ(optimized::reference_group_layers(shape, 8, 8192), 12);   // 4 MiB: sixteen fit, two groups of twelve
+  EXPECT_EQ(optimized::reference_group_layers(shape, 8, 32768), 4);   // 16 MiB: four fit
+  EXPECT_EQ(optimized::reference_group_layers(shape, 8, 40000), 3);
+  EXPECT_EQ(optimized::reference_group_layers(shape, 64, 32768), 1);  // 128 MiB: one layer, whatever it takes
+}
+
 TEST(ReferenceStatisticsDevice, NonFiniteLogitIsReported) {
   LOOPGAUGE_REQUIRE_DEVICE();
   History history({.positions = 100, .dense = true});

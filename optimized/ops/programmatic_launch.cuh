@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kernels that begin before the kernel in front of them in the stream has ended (programmatic dependent launch).
+//
+// The two kernels of a decode layer take turns: projections P, attention A, projections Q, ... What a kernel may do before it has waited for the one in
+// front of it follows from three rules that each of them keeps:
+// 1. Every thread waits (wait_for_previous_kernel) before it writes global memory and before it ends.
+// 2. A block lets the next kernel begin (let_next_kernel_begin, by any of its threads) only after that thread has waited, or by its end.
+// 3. Before it has waited, a kernel reads nothing that the kernel directly in front writes.
+// A begins once every block of P has let it, so after a thread of P has waited: what lies in front of P is complete and visible, and A may read it at
+// once. The same holds for Q and what lies in front of A, P included. By rule 1 the end of A comes after that of P, so that a kernel that has waited for
+// A, or is launched behind A in the ordinary way, sees everything in front; and nobody in front still reads what a kernel writes after its wait.
+#pragma once
+
+namespace loopgauge::optimized {
+
+#ifdef __CUDACC__
+
+__device__ __forceinline__ void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ __forceinline__ void let_next_kernel_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+#endif  // __CUDACC__
+
+}  // namespace loopgauge::optimized
