@@ -32,6 +32,7 @@ ForwardPass::ForwardPass(const ForwardContext& context)
       attention_workspace_(*context.allocator, MemoryCategory::workspace),
       attention_arrivals_(*context.allocator, MemoryCategory::workspace),
       attention_logits_(*context.allocator, MemoryCategory::workspace),
+      prefill_workspace_(*context.allocator, MemoryCategory::workspace),
       row_sources_(*context.allocator, MemoryCategory::workspace),
       rows_(*context.allocator, MemoryCategory::workspace),
       written_rows_(*context.allocator, MemoryCategory::workspace),

@@ -116,7 +116,7 @@ class ForwardPass {
 
   GrowableBuffer stream_rows_, previous_, output_;     // residual stream, the loop's input, H[r]
   GrowableBuffer normed_, qkv_, attended_, projected_, gate_up_, activated_, scores_, logits_;
-  GrowableBuffer projection_arrivals_, attention_workspace_, attention_arrivals_, attention_logits_;
+  GrowableBuffer projection_arrivals_, attention_workspace_, attention_arrivals_, attention_logits_, prefill_workspace_;
   GrowableBuffer row_sources_, rows_, written_rows_, dense_rows_, reference_rows_, sparse_rows_, positions_, mask_positions_, tokens_, sources_of_states_,
       targets_of_states_, tiles_;
 

@@ -23,6 +23,11 @@ void ForwardPass::attention(const RowBatch& batch, int layer, KvCache& kv, const
     arguments.tiles = tiles_.as<PrefillTile>();
     arguments.tile_count = tile_count_;
     arguments.encoded_history = std::any_of(batch.segments.begin(), batch.segments.end(), [](const PrefillSegment& s) { return s.encoded_frontier > 0; });
+    if (arguments.encoded_history) {
+      arguments.row_count = batch.size();
+      arguments.max_length = context_.max_positions;
+      arguments.workspace = prefill_workspace_.reserve<std::byte>(attention_prefill_workspace_bytes(shape_, arguments.row_count, arguments.max_length));
+    }
     arguments.output = attended_.as<Bfloat16>();
     arguments.fault = context_.fault;
     attention_prefill(arguments, context_.stream);

@@ -645,7 +645,8 @@ class StepBench {
     const int rows = requests * last_rows, width = model_.projection_width();
     const DeviceBuffer q = random(static_cast<std::size_t>(rows) * width, 1.0f);
     DeviceBuffer output = random(static_cast<std::size_t>(rows) * width, 1.0f);
-    GrowableBuffer position_table(allocator_, MemoryCategory::workspace), tile_table(allocator_, MemoryCategory::workspace);
+    GrowableBuffer position_table(allocator_, MemoryCategory::workspace), tile_table(allocator_, MemoryCategory::workspace),
+        workspace(allocator_, MemoryCategory::workspace);
     std::vector<std::int32_t> positions;
     double flops = 0;
     for (int i = 0; i < rows; ++i) {
@@ -664,6 +665,9 @@ class StepBench {
       arguments.tiles = tile_table.upload<PrefillTile>(tiles, stream_);
       arguments.tile_count = static_cast<int>(tiles.size());
       arguments.encoded_history = state.encoded > 0;
+      arguments.row_count = rows;
+      arguments.max_length = length;
+      arguments.workspace = workspace.reserve<std::byte>(attention_prefill_workspace_bytes(kv_shape_, rows, length));
       arguments.output = output.as<Bfloat16>();
       const Timing timing = timed_per_layer([&] {
         for (arguments.layer = 0; arguments.layer < model_.layers; ++arguments.layer) attention_prefill(arguments, stream_);

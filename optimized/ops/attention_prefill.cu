@@ -367,6 +367,12 @@ std::vector<PrefillTile> make_prefill_tiles(std::span<const PrefillSegment> segm
   return tiles;
 }
 
+std::size_t attention_prefill_workspace_bytes(const KvShape& shape, int row_count, int max_length) {
+  const int splits = prefill_splits(max_length);
+  if (splits == 1) return 0;
+  return static_cast<std::size_t>(row_count) * shape.heads * splits * static_cast<std::size_t>(shape.head_dim + 2) * sizeof(float);
+}
+
 void attention_prefill(const AttentionPrefillArguments& arguments, cudaStream_t stream) {
   const KvShape& shape = arguments.kv.shape;
   if (shape.head_dim != 64 && shape.head_dim != 128) {
@@ -376,6 +382,9 @@ void attention_prefill(const AttentionPrefillArguments& arguments, cudaStream_t 
     throw InternalError("attention_prefill: " + std::to_string(arguments.tile_count) + " tiles in one launch, at most 65535");
   }
   if (arguments.tile_count == 0) return;
+  if (arguments.encoded_history && (arguments.max_length < 1 || arguments.row_count < 1)) {
+    throw InternalError("attention_prefill: encoded history without the number of rows and the largest length");
+  }
   if (attention_prefill_wgmma_available()) {
     // A tile's kernel follows from its own frontier, so that its bits do not depend on what else is in the launch.
     attention_prefill_wgmma(arguments, stream);

@@ -30,6 +30,14 @@ using PrefillTile = PrefillSegment;  // at most kPrefillTileRows rows
 // of attention does not depend on the cut.
 std::vector<PrefillTile> make_prefill_tiles(std::span<const PrefillSegment> segments, int heads);
 
+// Over encoded history a row's keys are taken in splits of so many at absolute positions, whose results are combined in ascending order.
+inline constexpr int kPrefillSplitPages = 32;
+inline constexpr int kPrefillSplitTokens = kPrefillSplitPages * kPageTokens;
+LOOPGAUGE_HOST_DEVICE int prefill_splits(int length) { return length <= kPrefillSplitTokens ? 1 : (length + kPrefillSplitTokens - 1) / kPrefillSplitTokens; }
+
+// Bytes of AttentionPrefillArguments::workspace for `row_count` rows, none at or beyond `max_length`, of which any may read encoded history.
+std::size_t attention_prefill_workspace_bytes(const KvShape& shape, int row_count, int max_length);
+
 struct AttentionPrefillArguments {
   KvView kv;
   int layer = 0;
@@ -38,8 +46,11 @@ struct AttentionPrefillArguments {
   const std::int32_t* positions = nullptr;  // [rows] absolute position of each row; negative: padding, its output is not written
   const PrefillTile* tiles = nullptr;       // [tile_count]
   int tile_count = 0;
-  bool encoded_history = true;              // false promises that every tile has encoded_frontier 0
   __nv_bfloat16* output = nullptr;          // [rows, heads * head_dim]
+  bool encoded_history = true;              // false promises that every tile has encoded_frontier 0: the next three are then not needed
+  int row_count = 0;                        // rows of the launch
+  int max_length = 0;                       // at least every row's position + 1
+  void* workspace = nullptr;                // attention_prefill_workspace_bytes, 16-byte aligned; written before it is read
   Fault fault = Fault::none;
 };
 

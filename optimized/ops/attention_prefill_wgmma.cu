@@ -134,7 +134,8 @@ __global__ void __launch_bounds__(kThreads, 1) attention_prefill_wgmma_kernel(At
     return;
   }
   asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-  attend<kHeadDim, false>(arguments, tile, head, positions, pages, ring);
+  const auto store = [&](int row, int, float, float sum, const auto& values, int half) { write_output<kHeadDim>(arguments, head, row, sum, values, half); };
+  attend<kHeadDim, false>(arguments, tile, head, positions, 0, pages, ring, store);
 }
 
 template <int kHeadDim>

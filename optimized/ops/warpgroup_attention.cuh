@@ -256,18 +256,19 @@ struct TilePositions {
   }
 };
 
-// What one computing warpgroup (threads 0..127 or 128..255 of the CTA) does: its 64 rows of the tile over the tile's `pages`, output included. A Ring
-// is where pages arrive: wait_for_keys(page) and wait_for_values(page) before keys(page) and values(page) are read, release_keys(page)
-// and release_values(page) after. With two parts the low one lies kTileBytes beyond the high one.
-template <int kHeadDim, bool kTwoParts, class Ring>
-__device__ __forceinline__ void attend(const AttentionPrefillArguments& arguments, const PrefillTile& tile, int head,
-                                       const TilePositions& positions, int pages, const Ring& ring) {
+// What one computing warpgroup (threads 0..127 or 128..255 of the CTA) does: its 64 rows of the tile over pages [first_page, pages). A Ring is where
+// pages arrive: wait_for_keys(page) and wait_for_values(page) before keys(page) and values(page) are read, release_keys(page) and
+// release_values(page) after. With two parts the low one lies kTileBytes beyond the high one. store(row, position, base, sum, values, half) takes what
+// this thread has of a row: values[n][2 * half] and the next are channels 8 n + 2 (lane % 4) and the next.
+template <int kHeadDim, bool kTwoParts, class Ring, class Store>
+__device__ __forceinline__ void attend(const AttentionPrefillArguments& arguments, const PrefillTile& tile, int head, const TilePositions& positions,
+                                       int first_page, int pages, const Ring& ring, const Store& store) {
   const int thread = static_cast<int>(threadIdx.x);
   const int group = uniform(thread / kGroupThreads), warp = thread % kGroupThreads / 32, lane = thread % 32;
 
   const int rows[2] = {group * kGroupRows + warp * 16 + lane / 4, group * kGroupRows + warp * 16 + lane / 4 + 8};
   const int row_position[2] = {positions.rows[rows[0]], positions.rows[rows[1]]};
-  const int own_pages = uniform(positions.last[group] < 0 ? 0 : positions.last[group] / kPageTokens + 1), first = positions.first[group];
+  const int own_pages = uniform(min(positions.last[group] < 0 ? 0 : positions.last[group] / kPageTokens + 1, pages)), first = positions.first[group];
   std::uint32_t q[kHeadDim / 16][4];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -289,21 +290,21 @@ __device__ __forceinline__ void attend(const AttentionPrefillArguments& argument
     softmax<kHeadDim>(scores, page * kPageTokens + kPageTokens - 1 > first, limit, state);
   };
   Weights weights;
-  if (own_pages > 0) {
-    ring.wait_for_keys(0);
+  if (own_pages > first_page) {
+    ring.wait_for_keys(first_page);
     products_begin();
-    multiply_keys<kHeadDim>(scores, q, ring.keys(0));
-    if constexpr (kTwoParts) multiply_keys<kHeadDim>(scores, q, ring.keys(0) + kTileBytes<kHeadDim>, true);
+    multiply_keys<kHeadDim>(scores, q, ring.keys(first_page));
+    if constexpr (kTwoParts) multiply_keys<kHeadDim>(scores, q, ring.keys(first_page) + kTileBytes<kHeadDim>, true);
     products_commit();
     wait_for_products<0>();
     pin(scores);
-    ring.release_keys(0);
-    page_softmax(0);
+    ring.release_keys(first_page);
+    page_softmax(first_page);
     split_weights(scores, weights);
     // The scores of page + 1 and the values of `page` are multiplied together, so that the softmax of page + 1 runs beside the latter.
-    if (own_pages > 1) ring.wait_for_keys(1);
-    ring.wait_for_values(0);
-    for (int page = 0; page + 1 < own_pages; ++page) {
+    if (own_pages > first_page + 1) ring.wait_for_keys(first_page + 1);
+    ring.wait_for_values(first_page);
+    for (int page = first_page; page + 1 < own_pages; ++page) {
       pin(scores);
       pin(output);
       products_begin();
@@ -342,7 +343,7 @@ __device__ __forceinline__ void attend(const AttentionPrefillArguments& argument
     ring.release_values(own_pages - 1);
   }
   // Pages that only the other warpgroup's rows read. Each is waited for, so that a stage is released once for every time it is filled.
-  for (int page = own_pages; page < pages; ++page) {
+  for (int page = max(own_pages, first_page); page < pages; ++page) {
     ring.wait_for_keys(page);
     ring.release_keys(page);
     ring.wait_for_values(page);
@@ -353,14 +354,19 @@ __device__ __forceinline__ void attend(const AttentionPrefillArguments& argument
   for (int half = 0; half < 2; ++half) {
     float sum = __fadd_rn(state.sum[half], __shfl_xor_sync(~0u, state.sum[half], 1));
     sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 2));
-    if (row_position[half] < 0) continue;
-    const std::int64_t row = tile.row_begin + rows[half];
-    __nv_bfloat16* target = arguments.output + (row * arguments.kv.shape.heads + head) * kHeadDim + 2 * (lane % 4);
+    if (row_position[half] >= 0) store(tile.row_begin + rows[half], row_position[half], state.base[half], sum, output, half);
+  }
+}
+
+// Output of a row that has seen all its keys.
+template <int kHeadDim>
+__device__ __forceinline__ void write_output(const AttentionPrefillArguments& arguments, int head, int row, float sum,
+                                             const float (&values)[kHeadDim / 8][4], int half) {
+  const int first = 2 * static_cast<int>(threadIdx.x % 4);
+  __nv_bfloat16* target = arguments.output + (static_cast<std::int64_t>(row) * arguments.kv.shape.heads + head) * kHeadDim + first;
 #pragma unroll
-    for (int n = 0; n < kHeadDim / 8; ++n) {
-      *reinterpret_cast<std::uint32_t*>(target + n * 8) =
-          pack_bf16(__fdiv_rn(output[n][2 * half], sum), __fdiv_rn(output[n][2 * half + 1], sum));
-    }
+  for (int n = 0; n < kHeadDim / 8; ++n) {
+    *reinterpret_cast<std::uint32_t*>(target + n * 8) = pack_bf16(__fdiv_rn(values[n][2 * half], sum), __fdiv_rn(values[n][2 * half + 1], sum));
   }
 }
 

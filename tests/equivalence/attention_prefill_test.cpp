@@ -69,6 +69,8 @@ std::vector<std::uint16_t> run(History& history, int layer, std::span<const Rows
   DeviceArray<optimized::PrefillTile> device_tiles(allocator, tiles);
   DeviceArray<std::uint16_t> q(allocator, all_q), output(allocator, all_q.size());
   DeviceArray<std::int32_t> positions(allocator, all_positions);
+  const int row_count = static_cast<int>(all_positions.size()), length = 1 + *std::max_element(all_positions.begin(), all_positions.end());
+  DeviceArray<std::byte> workspace(allocator, optimized::attention_prefill_workspace_bytes(history.kv_shape(), row_count, length));
   optimized::attention_prefill({.kv = history.cache().view(),
                                 .layer = layer,
                                 .q = reinterpret_cast<const __nv_bfloat16*>(q.data()),
@@ -76,8 +78,11 @@ std::vector<std::uint16_t> run(History& history, int layer, std::span<const Rows
                                 .positions = positions.data(),
                                 .tiles = device_tiles.data(),
                                 .tile_count = static_cast<int>(tiles.size()),
-                                .encoded_history = encoded,
                                 .output = reinterpret_cast<__nv_bfloat16*>(output.data()),
+                                .encoded_history = encoded,
+                                .row_count = row_count,
+                                .max_length = length,
+                                .workspace = workspace.data(),
                                 .fault = fault},
                                history.stream());
   return output.download();
@@ -257,6 +262,35 @@ TEST(AttentionPrefillDevice, AnyRowsOverEncodedHistoryHaveTheBitsOfAllRows) {
           }
         }
       }
+    }
+  }
+}
+
+// Keys beyond 2048 and 4096 come in further splits: rows with two and with three of them, as they lie in a launch of all and in others.
+TEST(AttentionPrefillDevice, RowsWithSeveralSplitsMatchTheReferenceInAnyLaunch) {
+  LOOPGAUGE_REQUIRE_DEVICE();
+  for (const int head_dim : {64, 128}) {
+    constexpr int kPositions = 4160, kFrontier = 3968;
+    History history({.heads = 2, .head_dim = head_dim, .layers = 1, .positions = kPositions, .prompt = kPositions, .seed = 14, .keep_planes = true});
+    std::vector<PositionRange> blocks;
+    for (int begin = 0; begin < kFrontier; begin += 256) blocks.push_back({begin, std::min(begin + 256, kFrontier)});
+    history.encode(blocks);
+    for (const int loop : {1, 3}) {
+      const std::vector<std::int32_t> positions = active_rows(history, loop, kFrontier, kPositions);
+      const Rows all = make_rows(history, loop, kFrontier, positions, 31);
+      const auto whole = run(history, 0, all);
+      EXPECT_EQ(run(history, 0, all, Fault::none, history.model().heads), whole);
+      const auto width = static_cast<std::size_t>(history.model().projection_width());
+      for (std::size_t i = 0; i < positions.size(); i += 7) {
+        const auto output = run(history, 0, make_rows(history, loop, kFrontier, {positions[i]}, 31));
+        EXPECT_TRUE(std::equal(output.begin(), output.end(), whole.begin() + static_cast<std::ptrdiff_t>(i * width)))
+            << "head_dim " << head_dim << ", loop " << loop << ", position " << positions[i];
+      }
+      std::vector<std::int32_t> some;
+      for (std::size_t i = 0; i < positions.size(); i += 5) some.push_back(positions[i]);
+      ErrorCheck check;
+      compare(history, make_rows(history, loop, kFrontier, some, 31), 0, check);
+      check.expect_within("attention_prefill, several splits, head_dim " + std::to_string(head_dim), 1.0);
     }
   }
 }
