@@ -95,7 +95,7 @@ void require_device() {
   if (!status.available) throw UnsupportedError("this bench measures a CUDA device, and there is none to use: " + status.description);
 }
 
-void add_switches_option(CLI::App& command, std::vector<std::string>& switches) {
+void add_switches_option(CLI::App& command, std::vector<std::string>& switches, const std::string& description) {
   const CLI::Validator readable(
       [](const std::string& text) {
         try {
@@ -107,7 +107,7 @@ void add_switches_option(CLI::App& command, std::vector<std::string>& switches) 
         return std::string();
       },
       "tXsXqX");
-  command.add_option("--switches", switches, "Switch settings to measure")->delimiter(',')->check(readable)->capture_default_str();
+  command.add_option("--switches", switches, description)->delimiter(',')->check(readable)->capture_default_str();
 }
 
 void add_bench_ops_command(CLI::App& bench, int& exit_code) {
@@ -177,7 +177,7 @@ void add_bench_peers_command(CLI::App& bench, int& exit_code) {
   command->add_option("--what", options->what, "step, prefill")->delimiter(',')->check(CLI::IsMember({"step", "prefill"}))->capture_default_str();
   command->add_option("--shapes", options->shapes, "Decode steps as CONTEXTxBATCH")->delimiter(',')->type_name("CONTEXTxBATCH")->capture_default_str();
   add_prompts_option(*command, options->peers.prompts);
-  add_switches_option(*command, options->switches);
+  add_switches_option(*command, options->switches, "Switch settings of the own decode steps; prompts are measured with t0s0q0 and t1s0q0");
   add_repeats_option(*command, options->peers.repeats);
   command->add_option("--compile-seconds", options->peers.compile_seconds, "Time for torch.compile in all; 0: PyTorch runs eagerly, in its CUDA graph")
       ->check(real_number(0.0, 86400.0))

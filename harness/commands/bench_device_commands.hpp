@@ -17,7 +17,7 @@ void add_bench_prefill_command(CLI::App& bench, int& exit_code);
 void add_bench_peers_command(CLI::App& bench, int& exit_code);
 
 // --switches; words that are no switches are usage errors.
-void add_switches_option(CLI::App& command, std::vector<std::string>& switches);
+void add_switches_option(CLI::App& command, std::vector<std::string>& switches, const std::string& description = "Switch settings to measure");
 
 // Throws UnsupportedError with the reason where there is no device: before a report is begun.
 void require_device();

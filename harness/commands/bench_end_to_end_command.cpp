@@ -30,6 +30,7 @@ struct CommandOptions {
   std::string policy = "rolling";
   std::int64_t requests = 0, new_tokens = 0;
   CLI::Option* in_flight = nullptr;
+  std::vector<CLI::Option*> not_of_fit;  // how a server is run, which the load fit decides itself
   double requests_per_s = -1;
 };
 
@@ -40,6 +41,11 @@ int measure(CommandOptions& options) {
   if (options.new_tokens > 0) bench.new_tokens = static_cast<int>(options.new_tokens);
   if (options.requests_per_s >= 0) bench.requests_per_s = options.requests_per_s;
 
+  if (bench.loads == std::vector<std::string>{"fit"}) {
+    for (const CLI::Option* option : options.not_of_fit) {
+      if (option->count() > 0) throw ConfigError(option->get_name() + " has no effect on --load fit, which gives every prompt its room first and then decodes with all");
+    }
+  }
   if (options.executor == "reference") {
     // It computes when it is told to: a result that is read late would only make times wrong, and there is nothing to capture.
     if (options.in_flight->count() > 0 && bench.submissions_in_flight > 1)
@@ -54,8 +60,9 @@ int measure(CommandOptions& options) {
     target = random_model_on_devices(optimized::ouro_1_4b_shape(), kWeightSeed);
   } else {
     const std::filesystem::path folder = options.checkpoint.empty() ? default_checkpoint() : std::filesystem::path(options.checkpoint);
-    options.output.shape = (folder.filename().empty() ? folder.parent_path() : folder).filename().string();
     checkpoint = load_checkpoint(folder);
+    // Folders of one name may hold other weights.
+    options.output.shape = (folder.filename().empty() ? folder.parent_path() : folder).filename().string() + ", model " + checkpoint.sha256.substr(0, 12);
     target = checkpoint_target(options.executor, checkpoint);
   }
   BenchOutput output(options.output);
@@ -91,14 +98,18 @@ void add_bench_end_to_end_command(CLI::App& bench, int& exit_code) {
                       "Model folder (default: random weights at the shape of Ouro-1.4B, made on the device; with the reference the shipped ouro-tiny)")
       ->type_name("DIR");
   command->add_flag("--mixed", e2e.scheduler.mixed, "Decode rows and prompt windows in the same submissions, instead of rounds of either kind in turn");
-  command->add_option("--prefill-tokens", e2e.scheduler.prefill_tokens, "Prompt tokens of a round, in whole windows")->check(CLI::Range(1, 65536))->capture_default_str();
-  command->add_option("--prefill-requests", e2e.scheduler.prefill_requests, "Prompts that share a round")->check(CLI::Range(1, 64))->capture_default_str();
+  CLI::Option* const prefill_tokens =
+      command->add_option("--prefill-tokens", e2e.scheduler.prefill_tokens, "Prompt tokens of a round, in whole windows")->check(CLI::Range(1, 65536))->capture_default_str();
+  CLI::Option* const prefill_requests =
+      command->add_option("--prefill-requests", e2e.scheduler.prefill_requests, "Prompts that share a round")->check(CLI::Range(1, 64))->capture_default_str();
   command->add_option("--decode-rows", e2e.scheduler.most_decode_rows, "Decode rows of a round at most")->check(CLI::Range(1, 64))->capture_default_str();
-  command->add_option("--live", e2e.scheduler.most_live, "Requests that hold memory at once, at most")->check(CLI::Range(1, 256))->capture_default_str();
+  CLI::Option* const live =
+      command->add_option("--live", e2e.scheduler.most_live, "Requests that hold memory at once, at most")->check(CLI::Range(1, 256))->capture_default_str();
   options->in_flight = command->add_option("--in-flight", e2e.submissions_in_flight,
                                            "Submissions in flight; 1: every result is read before the next submission, as always with the reference")
                            ->check(CLI::Range(1, 16))
                            ->capture_default_str();
+  options->not_of_fit = {prefill_tokens, prefill_requests, live, options->in_flight};
   command->add_flag("--graph", e2e.graph_replay, "Capture decode steps and replay them");
   command->add_option("--reserve-bytes", e2e.reserve_bytes, "Of a device's free memory, kept back from requests")
       ->check(whole_number(0, std::numeric_limits<std::int64_t>::max()))

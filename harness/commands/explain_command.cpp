@@ -22,6 +22,7 @@
 #include "harness/io/replaceable.hpp"
 #include "harness/io/set_file.hpp"
 #include "harness/io/trace_file.hpp"
+#include "harness/report/report.hpp"
 #include "harness/sweep/mode_checks.hpp"
 #include "models/error.hpp"
 
@@ -47,11 +48,16 @@ struct ExplainOptions {
 struct Finding {
   std::string subject;  // case id or the two files
   std::string expected_side, actual_side;
+  bool planted = false;  // the actual run has a planted fault
   std::vector<std::string> notes;
   Explanation what;
 };
 
+// A planted fault that changed nothing: the case says nothing about the fault.
+bool fault_missed(const Finding& finding) { return finding.planted && finding.what.identical(); }
+
 std::string verdict_text(const Finding& finding) {
+  if (fault_missed(finding)) return "fault not found: the planted fault changes nothing in this case; without a case one in which it acts is looked for";
   if (!finding.what.identical()) return "different";
   return finding.what.outcomes.empty() ? "identical" : "identical as far as both runs came";
 }
@@ -193,6 +199,7 @@ Finding explain_case(const ExplainOptions& options) {
   finding.subject = case_id(prepared.value);
   finding.expected_side = prepared.expected.text();
   finding.actual_side = prepared.actual.text();
+  finding.planted = prepared.actual.fault != Fault::none;
   finding.what = explain_runs(subject);
   if (!rows_are_comparable(subject)) {
     finding.notes.push_back("operations are not compared: rejected candidates stand where committed rows stand, and only one of the plans has them");
@@ -499,7 +506,8 @@ void add_explain_command(CLI::App& app, int& exit_code) {
       "it had; between executors or profiles, every operation that is not; the row, both values with their distance in ulps; and the\n"
       "first decision that differs with its margin.\n"
       "Without --against-* or --mutant a case is compared with its serial plan, and a serial case with the split plan.\n"
-      "Exit codes: 0 identical (as far as both runs came, which a cancelled request may limit), 1 different, others as everywhere.");
+      "Exit codes: 0 identical (as far as both runs came, which a cancelled request may limit), 1 different, 5 the planted fault changes\n"
+      "nothing, others as everywhere.");
   command->callback([options, &exit_code] {
     constexpr std::array<std::string_view, 2> kOutputs{"console", "json"};
     require_output(options->output, kOutputs);
@@ -509,7 +517,7 @@ void add_explain_command(CLI::App& app, int& exit_code) {
     } else {
       print_console(finding);
     }
-    exit_code = finding.what.identical() ? 0 : 1;
+    exit_code = fault_missed(finding) ? exit_code_of(CaseStatus::not_run) : finding.what.identical() ? 0 : 1;
   });
 }
 

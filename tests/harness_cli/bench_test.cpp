@@ -10,6 +10,8 @@
 #include "harness/bench/bench_file.hpp"
 #include "harness/bench/end_to_end_bench.hpp"
 #include "harness/bench/reference_bench.hpp"
+#include "harness/io/data_paths.hpp"
+#include "models/checkpoint.hpp"
 #include "models/error.hpp"
 #include "optimized/bench/step_bench.hpp"
 #include "optimized/cuda_executor.hpp"
@@ -110,7 +112,7 @@ TEST(EndToEndBench, ServesOnTheReferenceAndChecksEveryToken) {
                                          "--new-tokens", "3", "--prompts", "20,30", "--check", "--report", file, "--output", "csv"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const BenchReport report = read_bench(file);
-  EXPECT_EQ(report.meta.shape, "ouro-tiny");
+  EXPECT_EQ(report.meta.shape, "ouro-tiny, model " + load_checkpoint(default_checkpoint()).sha256.substr(0, 12));
   ASSERT_EQ(report.end_to_end.size(), 2u);
   const EndToEndRow &high = report.end_to_end[0], &failures = report.end_to_end[1];
   EXPECT_EQ(high.finished, 3);

@@ -83,6 +83,8 @@ TEST(ExitCode, UsageOfCases) {
   expect_usage({"run", "serial/t0s0q0:exit=trace/seven"}, "exit_depths");
   expect_usage({"run", "serial/t0s0q0/seven", "--mutant", "gremlin"}, "gremlin");
   expect_usage({"run", "serial/t0s0q0/seven", "--mutant", "loop3_reference_at_loop4"}, "it needs s1");
+  for (const char* flag : {"--prefill-tokens", "--prefill-requests", "--live", "--in-flight"})
+    expect_usage({"bench", "e2e", "--load", "fit", flag, "2"}, flag + std::string(" has no effect on --load fit"));
 }
 
 TEST(ExitCode, UsageOfNumbers) {

@@ -171,6 +171,13 @@ TEST(Run, ExplainFindsNothingWhereAModeDoesOtherWorkForTheSameResults) {
   }
 }
 
+TEST(Run, ExplainSaysThatAPlantedFaultWasNotFound) {
+  // One row of a prompt of one token: nothing is sealed, early or late.
+  const auto result = run_program({"explain", "serial/t1s1q1:rolling:serial_aligned/one", "--mutant", "early_flush"});
+  EXPECT_EQ(result.exit_code, 5) << result.err;
+  EXPECT_NE(result.out.find("fault not found"), std::string::npos) << result.out;
+}
+
 TEST(Run, ACancelledRequestIsNamedAndDumped) {
   const TemporaryFolder folder;
   const std::string dump = (folder / "cancelled.h5").string();
