@@ -35,7 +35,9 @@ void launch_contribution(const ReferenceStatisticsArguments& a, cudaStream_t str
 }  // namespace
 
 std::size_t reference_statistics_workspace_bytes(const KvShape& shape, int row_count, int layer_count) {
-  return std::max(dense::chain_bytes(shape, row_count), selected::selected_group_bytes(shape, row_count * layer_count));
+  // Of all launches of so many layers and fewer, the one that needs most: beyond kMostSharedPairs none does.
+  const int sharing_rows = std::min(row_count * layer_count, selected::kMostSharedPairs / std::max(shape.heads, 1));
+  return std::max(dense::chain_bytes(shape, row_count), selected::selected_group_bytes(shape, sharing_rows));
 }
 
 int reference_group_layers(const KvShape& shape, int row_count, std::int64_t logit_stride) {

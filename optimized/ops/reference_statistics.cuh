@@ -33,7 +33,7 @@ struct ReferenceStatisticsArguments {
   Fault fault = Fault::none;
 };
 
-// Of both operations; `layer_count` as reference_contribution is given it.
+// Of both operations; `layer_count`: at least as many as reference_contribution is given in any launch.
 std::size_t reference_statistics_workspace_bytes(const KvShape& shape, int row_count, int layer_count = 1);
 
 // Logits rows of several layers are kept until select_keys and reference_contribution work on all of them in one launch each: as many layers

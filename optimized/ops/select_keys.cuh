@@ -32,7 +32,7 @@ struct SelectKeysArguments {
 // Numerics: exact; given equal logits, the set of the reference.
 // Determinism: radix select on ordered 32-bit keys with integer histograms; independent of the batch.
 // Launch: (heads, rows, layers) CTAs of 512 threads: those of one layer and row leave most of the device idle.
-// Traffic: four passes over the logits row (from L2), one mask write.
+// Traffic: five passes over the logits row (four for the threshold, one for the masks; all but the first from L2), the masks once.
 void select_keys(const SelectKeysArguments& arguments, cudaStream_t stream);
 
 }  // namespace loopgauge::optimized

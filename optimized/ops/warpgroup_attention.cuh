@@ -139,7 +139,6 @@ struct PageSource {
   }
 };
 
-// Starts the copies of this thread's part of K and V of one page, every row from the plane that holds its logical version; rows not in
 // What one thread holds of its warpgroup's 64 rows: rows lane / 4 and lane / 4 + 8 of its warp's 16 (index `half`), and column pairs
 // 2 * (lane % 4) of every 8.
 struct RowState {

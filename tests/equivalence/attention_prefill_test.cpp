@@ -295,6 +295,49 @@ TEST(AttentionPrefillDevice, RowsWithSeveralSplitsMatchTheReferenceInAnyLaunch) 
   }
 }
 
+// A window of more than a split: further splits have no encoded page, a tile has rows on both sides of a boundary, and rows end a split or begin one.
+TEST(AttentionPrefillDevice, RowsAroundTheEndsOfSplitsMatchTheReference) {
+  LOOPGAUGE_REQUIRE_DEVICE();
+  constexpr int kSplit = optimized::kPrefillSplitTokens;
+  for (const int frontier : {64, kSplit}) {
+    const int positions = 2 * kSplit + 130;
+    History history({.heads = 1, .head_dim = 64, .layers = 1, .positions = positions, .prompt = positions, .seed = 15, .keep_planes = true});
+    history.encode({{0, frontier}});
+    ErrorCheck check;
+    for (const int loop : {1, 2}) {
+      std::vector<std::int32_t> some{frontier};
+      for (const int end : {kSplit, 2 * kSplit}) {
+        for (const int position : {end - 65, end - 64, end - 2, end - 1, end, end + 1, end + 63, end + 64, end + 65}) {
+          if (position > some.back()) some.push_back(position);
+        }
+      }
+      compare(history, make_rows(history, loop, frontier, some, 33), 0, check);
+      const auto together = run(history, 0, make_rows(history, loop, frontier, range(frontier, positions), 33));
+      const auto width = static_cast<std::size_t>(history.model().projection_width());
+      for (const std::int32_t position : some) {
+        const auto alone = run(history, 0, make_rows(history, loop, frontier, {position}, 33));
+        EXPECT_TRUE(std::equal(alone.begin(), alone.end(), together.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(position - frontier) * width)))
+            << "position " << position << ", loop " << loop << ", encoded below " << frontier;
+      }
+    }
+    check.expect_within("attention_prefill, ends of splits, encoded below " + std::to_string(frontier), 1.0);
+  }
+}
+
+// The longest prompt that bench serves: 32 splits.
+TEST(AttentionPrefillDevice, APromptOf65472MatchesTheReference) {
+  LOOPGAUGE_REQUIRE_DEVICE();
+  constexpr int kPositions = 65472, kFrontier = kPositions - 64;
+  History history({.heads = 1, .head_dim = 64, .layers = 1, .positions = kPositions, .prompt = kPositions, .seed = 16, .keep_planes = true});
+  std::vector<PositionRange> blocks;
+  for (int begin = 0; begin < kFrontier; begin += 2048) blocks.push_back({begin, std::min(begin + 2048, kFrontier)});
+  history.encode(blocks);
+  ErrorCheck check;
+  compare(history, make_rows(history, 2, 0, {0, 1, 63, 64, 65, 2047, 2048, 2049, 32768, kPositions - 1}, 34), 0, check);
+  compare(history, make_rows(history, 2, kFrontier, {kFrontier, kFrontier + 1, kPositions - 1}, 34), 0, check);
+  check.expect_within("attention_prefill, 65472 positions", 1.0);
+}
+
 // Windows of one request side by side, some with encoded history: a tile's path must not follow from its neighbours.
 TEST(AttentionPrefillDevice, WindowsInOneLaunchHaveTheBitsOfEachAlone) {
   LOOPGAUGE_REQUIRE_DEVICE();
@@ -307,6 +350,7 @@ TEST(AttentionPrefillDevice, WindowsInOneLaunchHaveTheBitsOfEachAlone) {
     parts.push_back(make_rows(history, 3, 0, active_rows(history, 3, 200, 512), 28));
     parts.push_back(make_rows(history, 4, 256, active_rows(history, 4, 300, 512), 28));
     parts.push_back(make_rows(history, 1, 0, range(400, 512), 28));
+    for (int i = 0; i < 64; ++i) parts.push_back(make_rows(history, 1 + i % 2, i % 3 == 0 ? 256 : 0, {256 + 4 * i}, 28));
     const auto together = run(history, 0, parts);
     auto place = together.begin();
     for (const Rows& part : parts) {
@@ -338,6 +382,20 @@ TEST(AttentionPrefillDevice, PaddingRowsAreLeftAlone) {
   ErrorCheck check;
   compare(history, make_rows(history, 1, 0, positions, 24), 0, check);
   check.expect_within("attention_prefill with padding", output_tolerance().differing_share);
+}
+
+// Padding around the rows of a tile, and a second warpgroup without any row.
+TEST(AttentionPrefillDevice, PaddingRowsOverEncodedHistoryAreLeftAlone) {
+  LOOPGAUGE_REQUIRE_DEVICE();
+  constexpr int kFrontier = optimized::kPrefillSplitTokens;
+  History history({.heads = 2, .head_dim = 64, .layers = 1, .positions = kFrontier + 40, .dense = true, .keep_planes = true});
+  history.encode({{0, kFrontier}});
+  std::vector<std::int32_t> positions{-1, -1, kFrontier, kFrontier + 1, -1, kFrontier + 39};
+  positions.resize(100, -1);
+  ErrorCheck check;
+  compare(history, make_rows(history, 2, kFrontier, positions, 35), 0, check);
+  compare(history, make_rows(history, 2, 0, positions, 35), 0, check);
+  check.expect_within("attention_prefill over encoded history with padding", 1.0);
 }
 
 // Rows that the prompt has not reached are poison in the same page.

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 
 #include "models/spec/reference_statistics.hpp"
@@ -16,12 +17,14 @@ namespace {
 
 constexpr int kLayer = 1;
 constexpr int kBp = 1000;
+constexpr int kEveryKey = 10000;
 
 const spec::Tolerance& tolerance_of(std::size_t output) { return spec::kReferenceStatistics.outputs[output].tolerance; }
 
 struct Case {
   int heads, head_dim, positions;
   bool encoded;
+  int bp = kBp;
 };
 
 class ReferenceStatistics : public ::testing::TestWithParam<Case> {};
@@ -72,7 +75,7 @@ TEST_P(ReferenceStatistics, LogitsSelectionMassAndContributions) {
                           .layer = kLayer,
                           .rows = device_rows.data(),
                           .row_count = row_count,
-                          .key_fraction_bp = kBp,
+                          .key_fraction_bp = c.bp,
                           .logits = logits.data(),
                           .logit_stride = c.positions,
                           .reference = store.view(),
@@ -149,7 +152,7 @@ TEST_P(ReferenceStatistics, LogitsSelectionMassAndContributions) {
       for (int j = 0; j < n; ++j) {
         if (masks[static_cast<std::size_t>(j / 64)] >> (j % 64) & 1) reference_state.keys.push_back(j);
       }
-      EXPECT_EQ(reference_state.keys, reference::select_keys<float>(std::span(row_logits, static_cast<std::size_t>(n)), budget(kBp, n)))
+      EXPECT_EQ(reference_state.keys, reference::select_keys<float>(std::span(row_logits, static_cast<std::size_t>(n)), budget(c.bp, n)))
           << where;
       reference_state.output = expected.output;
       const auto values = history.values(kLayer, 2, head, frontier);
@@ -184,7 +187,9 @@ TEST_P(ReferenceStatistics, LogitsSelectionMassAndContributions) {
 INSTANTIATE_TEST_SUITE_P(Shapes, ReferenceStatistics,
                          ::testing::Values(Case{3, 128, 1000, false}, Case{3, 64, 700, false}, Case{3, 128, 700, true},
                                            Case{3, 64, 1000, true}, Case{16, 128, 260, true}, Case{2, 128, 1, false},
-                                           Case{2, 64, 64, false}, Case{2, 128, 65, true}, Case{1, 64, 8500, true}));
+                                           Case{2, 64, 64, false}, Case{2, 128, 65, true}, Case{1, 64, 8500, true}, Case{2, 128, 700, true, kEveryKey},
+                                           Case{2, 64, 700, false, kEveryKey}, Case{2, 64, 700, true, 1}, Case{2, 128, 2049, true},
+                                           Case{1, 64, 65472, true}));
 
 // What the reference slots hold of `count` (slot, layer, head) states, as bits.
 std::vector<std::uint32_t> state_bits(const optimized::ReferenceView& view, std::size_t count, std::size_t head_dim) {
@@ -265,6 +270,84 @@ TEST(ReferenceStatisticsDevice, LayersTogetherHaveTheBitsOfLayersOneByOne) {
     const auto one_by_one = run(1);
     EXPECT_EQ(run(2), one_by_one) << row_count << " rows";
     EXPECT_EQ(run(kLayers), one_by_one) << row_count << " rows";
+  }
+}
+
+// A launch of fewer layers than the group's, as a last group is, may divide the work of a (row, head) where the whole group's does not: it stays within
+// the memory that the whole group was given, with the bits of layers one by one.
+TEST(ReferenceStatisticsDevice, ALastGroupOfFewerLayersStaysInTheMemoryOfAWholeOne) {
+  LOOPGAUGE_REQUIRE_DEVICE();
+  constexpr int kLayers = 2, kGroup = 3, kPositions = 5200, kRows = 200;
+  History history({.heads = 2, .head_dim = 64, .layers = kLayers, .positions = kPositions, .prompt = kPositions});
+  optimized::DeviceAllocator& allocator = history.allocator();
+  const optimized::KvShape shape = history.kv_shape();
+  std::vector<optimized::QueryRow> rows;
+  for (int i = 0; i < kRows; ++i) rows.push_back({history.request(), kPositions - 1 - i, 2, 0, i});
+  std::mt19937 generator(44);
+  const auto width = static_cast<std::size_t>(history.model().projection_width());
+  DeviceArray<std::uint16_t> q(allocator, random_rows(generator, rows.size() * width)), output(allocator, rows.size() * width);
+  DeviceArray<optimized::QueryRow> device_rows(allocator, rows);
+  const std::size_t bytes = optimized::reference_statistics_workspace_bytes(shape, kRows, kGroup), guard = std::size_t{8} << 20;
+  DeviceArray<std::uint8_t> workspace(allocator, bytes + guard);
+  workspace.poison();
+  DeviceArray<std::uint32_t> arrivals(allocator, std::vector<std::uint32_t>(static_cast<std::size_t>(kGroup * kRows * shape.heads)));
+  const std::size_t layer_logits = rows.size() * static_cast<std::size_t>(shape.heads * kPositions);
+  DeviceArray<float> logits(allocator, kLayers * layer_logits);
+  const auto run = [&](int layer_count) {
+    const optimized::ReferenceStore store(shape, kRows, kPositions, allocator);
+    optimized::ReferenceStatisticsArguments arguments{.kv = history.cache().view(),
+                                                      .q = reinterpret_cast<const __nv_bfloat16*>(q.data()),
+                                                      .q_row_stride = static_cast<std::int64_t>(width),
+                                                      .rows = device_rows.data(),
+                                                      .row_count = kRows,
+                                                      .max_length = kPositions,
+                                                      .reference = store.view(),
+                                                      .logit_stride = kPositions,
+                                                      .encoded_history = false,
+                                                      .output = reinterpret_cast<__nv_bfloat16*>(output.data()),
+                                                      .workspace = workspace.data(),
+                                                      .arrivals = arrivals.data(),
+                                                      .numeric_fault = history.numeric_fault()};
+    logits.poison();
+    for (int first = 0; first < kLayers; first += layer_count) {
+      for (arguments.layer = first; arguments.layer < first + layer_count; ++arguments.layer) {
+        arguments.logits = logits.data() + static_cast<std::size_t>(arguments.layer) * layer_logits;
+        optimized::reference_statistics(arguments, history.stream());
+      }
+      arguments.layer = first;
+      arguments.layer_count = layer_count;
+      arguments.logits = logits.data() + static_cast<std::size_t>(first) * layer_logits;
+      optimized::select_keys({.shape = shape,
+                              .layer = first,
+                              .layer_count = layer_count,
+                              .rows = device_rows.data(),
+                              .row_count = kRows,
+                              .key_fraction_bp = kBp,
+                              .logits = arguments.logits,
+                              .logit_stride = kPositions,
+                              .reference = store.view(),
+                              .numeric_fault = history.numeric_fault()},
+                             history.stream());
+      optimized::reference_contribution(arguments, history.stream());
+    }
+    return state_bits(store.view(), rows.size() * static_cast<std::size_t>(kLayers * shape.heads), static_cast<std::size_t>(shape.head_dim));
+  };
+  const auto one_by_one = run(1);
+  EXPECT_EQ(run(kLayers), one_by_one);
+  const auto memory = workspace.download();
+  EXPECT_TRUE(std::all_of(memory.begin() + static_cast<std::ptrdiff_t>(bytes), memory.end(), [](std::uint8_t byte) { return byte == 0xFF; }));
+}
+
+TEST(ReferenceGroup, MemoryOfAGroupHoldsEverySmallerOne) {
+  const optimized::KvShape shape{24, 16, 128};
+  ASSERT_EQ(optimized::reference_group_layers(shape, 13, 15360), 5);  // 24 layers in fives: the last group has four
+  for (const int rows : {1, 3, 8, 13, 16, 21, 22, 64, 65}) {
+    for (int group = 1; group <= shape.layers; ++group) {
+      for (int layers = 1; layers < group; ++layers) {
+        EXPECT_GE(optimized::reference_statistics_workspace_bytes(shape, rows, group), optimized::reference_statistics_workspace_bytes(shape, rows, layers))
+            << rows << " rows, " << group << " layers and " << layers;
+      }
+    }
   }
 }
 

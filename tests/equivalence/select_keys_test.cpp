@@ -50,12 +50,12 @@ constexpr int kMaxLength = 4500;
 
 // logits [rows][heads][length of the row], row i in reference slot `slots[i]`.
 Selection run(const std::vector<std::vector<std::vector<float>>>& logits, int bp, const std::vector<int>& slots, int layer,
-              Fault planted = Fault::none) {
+              Fault planted = Fault::none, int max_length = kMaxLength) {
   optimized::DeviceAllocator allocator = poisoning_allocator();
   const optimized::KvShape shape{2, kHeads, 64};
   const int slot_count = *std::max_element(slots.begin(), slots.end()) + 1;
-  optimized::ReferenceStore store(shape, slot_count, kMaxLength, allocator);
-  const auto stride = static_cast<std::int64_t>(kMaxLength);
+  optimized::ReferenceStore store(shape, slot_count, max_length, allocator);
+  const auto stride = static_cast<std::int64_t>(max_length);
   std::vector<float> flat(logits.size() * kHeads * static_cast<std::size_t>(stride), std::numeric_limits<float>::quiet_NaN());
   std::vector<optimized::QueryRow> rows;
   for (std::size_t i = 0; i < logits.size(); ++i) {
@@ -105,7 +105,7 @@ TEST(SelectKeysDevice, SetsAreTheReferences) {
   std::mt19937 generator(31);
   for (const Kind& kind : kinds()) {
     std::vector<std::vector<std::vector<float>>> logits;
-    for (const int n : {1, 2, 7, 10, 11, 63, 64, 65, 127, 128, 129, 191, 192, 1000, 2048, 4500}) {
+    for (const int n : {1, 2, 7, 10, 11, 63, 64, 65, 127, 128, 129, 191, 192, 1000, 2047, 2048, 2049, 4500}) {
       auto& row = logits.emplace_back(kHeads, std::vector<float>(static_cast<std::size_t>(n)));
       for (auto& head : row) {
         for (int i = 0; i < n; ++i) head[static_cast<std::size_t>(i)] = kind.make(generator, i);
@@ -121,6 +121,32 @@ TEST(SelectKeysDevice, SetsAreTheReferences) {
           const auto& values = logits[i][head];
           const auto expected = reference::select_keys<float>(values, budget(bp, static_cast<int>(values.size())));
           EXPECT_EQ(actual.keys[i * kHeads + head], expected) << kind.name << ", n " << values.size() << ", bp " << bp << ", head " << head;
+        }
+      }
+    }
+  }
+}
+
+// More pages than threads: what equals the threshold is counted in chunks of pages.
+TEST(SelectKeysDevice, SetsOfLongRowsAreTheReferences) {
+  LOOPGAUGE_REQUIRE_DEVICE();
+  constexpr int kLongest = 65472;
+  std::mt19937 generator(32);
+  for (const Kind& kind : kinds()) {
+    std::vector<std::vector<std::vector<float>>> logits;
+    for (const int n : {32768, 32769, kLongest}) {
+      auto& row = logits.emplace_back(kHeads, std::vector<float>(static_cast<std::size_t>(n)));
+      for (auto& head : row) {
+        for (int i = 0; i < n; ++i) head[static_cast<std::size_t>(i)] = kind.make(generator, i);
+      }
+    }
+    for (const int bp : {1, 1000, 9999}) {
+      const Selection actual = run(logits, bp, {1, 2, 0}, 1, Fault::none, kLongest);
+      for (std::size_t i = 0; i < logits.size(); ++i) {
+        for (std::size_t head = 0; head < kHeads; ++head) {
+          const auto& values = logits[i][head];
+          EXPECT_EQ(actual.keys[i * kHeads + head], reference::select_keys<float>(values, budget(bp, static_cast<int>(values.size()))))
+              << kind.name << ", n " << values.size() << ", bp " << bp << ", head " << head;
         }
       }
     }
