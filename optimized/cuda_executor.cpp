@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "models/error.hpp"
@@ -15,7 +16,7 @@
 namespace loopgauge::optimized {
 namespace {
 
-constexpr int kRequiredMajor = 9;  // the binary holds code for compute capability 9.0
+constexpr std::string_view kRequiredCapability = "9.0";  // warpgroup products are in no other
 
 std::string version_text(int version) { return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10); }
 
@@ -133,8 +134,8 @@ DeviceStatus device_status() {
   const std::string capability = std::to_string(properties.major) + "." + std::to_string(properties.minor);
   status.description = std::string(properties.name) + ", compute capability " + capability + ", driver supports CUDA " + version_text(driver) +
                        ", runtime CUDA " + version_text(runtime);
-  if (properties.major != kRequiredMajor) {
-    status.description += ": this binary needs compute capability " + std::to_string(kRequiredMajor) + ".x";
+  if (capability != kRequiredCapability) {
+    status.description += ": this binary needs compute capability " + std::string(kRequiredCapability);
     return status;
   }
   status.available = true;

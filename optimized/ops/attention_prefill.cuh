@@ -57,15 +57,12 @@ struct AttentionPrefillArguments {
 // Specification clause and reference counterpart: SPEC.md "Token-sparse prefill" (each active query attends to every causal position of
 //   the logical plane r, inherited rows included), "Model arithmetic" (scores, softmax, PV); reference/ops/attention.
 // Shapes and layouts: above; K/V as kv_layout.hpp. The rows' own K/V of `loop` are already in their pages and marked active.
-// Requires: head_dim 64 or 128; q, output 16-byte aligned, strides multiples of 8; rows of a segment ascending. All pointers device memory.
+// Requires: compute capability 9.0, head_dim 64 or 128; q, output 16-byte aligned, strides multiples of 8; rows of a segment ascending. All pointers device memory.
 // Numerics: products of BF16 exact, FP32 accumulation on tensor cores; online FP32 softmax; probabilities enter PV as BF16 high + low
 //   parts (relative error 2^-17), reconstructed K/V likewise; division in FP32, one rounding to BF16.
-// Determinism: key blocks of 64 absolute positions ascending; a row's bits depend on nothing but the row and its request's K/V.
-// Paths: where the device has warpgroup products (compute capability 9.0), tiles without encoded history run in attention_prefill_wgmma and
-//   those with it in attention_prefill_encoded: a tile's own frontier decides. On another device every tile runs here.
-// Launch: (heads, tiles, 2) CTAs of 128 threads for 64 rows of a tile, a warp owns 16 rows; four blocks of 64 x (head_dim + 8) BF16 in
-//   shared memory: K and V twice, or K and V with their low parts.
-// Traffic: per tile and head, K and V of every position up to the tile's last one, once.
+// Determinism: keys in blocks of 64 absolute positions; a row's bits depend on nothing but the row and its request's K/V.
+// Launch: tiles without encoded history run in attention_prefill_wgmma and those with it in attention_prefill_encoded: a tile's own frontier decides.
+// Traffic: as these two.
 void attention_prefill(const AttentionPrefillArguments& arguments, cudaStream_t stream);
 
 }  // namespace loopgauge::optimized

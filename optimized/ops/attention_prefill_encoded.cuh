@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The path of attention_prefill for encoded history on compute capability 9.0, whose warpgroup products no other capability has.
+// The path of attention_prefill for encoded history. Warpgroup products: compute capability 9.0 and no other.
 #pragma once
 
 #include "optimized/ops/attention_prefill.cuh"

@@ -148,14 +148,6 @@ void launch(const AttentionPrefillArguments& arguments, cudaStream_t stream) {
 
 }  // namespace
 
-bool attention_prefill_wgmma_available() {
-  int device = 0, major = 0, minor = 0;
-  LOOPGAUGE_CUDA_CHECK(cudaGetDevice(&device));
-  LOOPGAUGE_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  LOOPGAUGE_CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
-  return major == 9 && minor == 0;
-}
-
 void attention_prefill_wgmma(const AttentionPrefillArguments& arguments, cudaStream_t stream) {
   arguments.kv.shape.head_dim == 128 ? launch<128>(arguments, stream) : launch<64>(arguments, stream);
 }

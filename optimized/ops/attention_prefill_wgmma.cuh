@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The path of attention_prefill for history in BF16 on compute capability 9.0, whose warpgroup products no other capability has.
+// The path of attention_prefill for history in BF16. Warpgroup products: compute capability 9.0 and no other.
 #pragma once
 
 #include "optimized/ops/attention_prefill.cuh"
 
 namespace loopgauge::optimized {
-
-// Whether the current device is of compute capability 9.0.
-bool attention_prefill_wgmma_available();
 
 // Contract of attention_prefill, for the tiles with encoded_frontier 0; the others are left alone.
 // Numerics: as attention_prefill; scores enter exp2 as fma(dot, scale * log2(e), -maximum), rounded once.

@@ -57,7 +57,7 @@ std::string missing_device() {
   if (count == 0) return "none found";
   cudaDeviceProp properties{};
   if (cudaGetDeviceProperties(&properties, 0) != cudaSuccess) return "its properties cannot be read";
-  if (properties.major < 9) return std::string(properties.name) + " is older";
+  if (properties.major != 9 || properties.minor != 0) return std::string(properties.name) + " has another";
   return "";
 }
 
