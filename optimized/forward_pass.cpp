@@ -151,16 +151,19 @@ void ForwardPass::run(const RowBatch& batch, KvCache& kv, const ReferenceStore* 
     linear(*context_.library, context_.linear, from + static_cast<std::size_t>(decode_rows) * in, in, weight.as<Bfloat16>(),
            to + static_cast<std::size_t>(decode_rows) * out, rows - decode_rows, in, out, stream);
   };
-  // residual += norm(projected), in one pass; an observer wants the rows between the two.
-  const auto add_normed = [&](const DeviceBuffer& weight, std::string_view norm_name, std::string_view add_name, int layer) {
+  // residual += norm(projected), and the norm behind it (null: none), in one pass; an observer wants the rows between them.
+  const auto add_normed = [&](const DeviceBuffer& weight, const DeviceBuffer* next, std::string_view norm_name, std::string_view add_name, int layer) {
+    const auto* const w = weight.as<Bfloat16>();
     if (observer == nullptr) {
-      rms_norm_residual_add(projected, weight.as<Bfloat16>(), x, rows, model.hidden, epsilon, stream);
+      if (next != nullptr) rms_norm_residual_add_rms_norm(projected, w, x, next->as<Bfloat16>(), normed, rows, model.hidden, epsilon, stream);
+      else rms_norm_residual_add(projected, w, x, rows, model.hidden, epsilon, stream);
       return;
     }
-    rms_norm(projected, weight.as<Bfloat16>(), normed, rows, model.hidden, epsilon, stream);
+    rms_norm(projected, w, normed, rows, model.hidden, epsilon, stream);
     seen(norm_name, layer, normed, model.hidden, model.hidden);
     residual_add(x, normed, static_cast<std::size_t>(rows) * model.hidden, stream);
     seen(add_name, layer, x, model.hidden, model.hidden);
+    if (next != nullptr) rms_norm(x, next->as<Bfloat16>(), normed, rows, model.hidden, epsilon, stream);
   };
 
   // The rows that the loop began with outlive it: the score compares them with what the final norm makes.
@@ -176,24 +179,27 @@ void ForwardPass::run(const RowBatch& batch, KvCache& kv, const ReferenceStore* 
     const DeviceBuffer& after_attention = swapped ? w.post_attention_layernorm : w.input_layernorm_2;
     const DeviceBuffer& before_mlp = swapped ? w.input_layernorm_2 : w.post_attention_layernorm;
 
-    rms_norm(x, w.input_layernorm.as<Bfloat16>(), normed, rows, model.hidden, epsilon, stream);
+    if (layer == 0) rms_norm(x, w.input_layernorm.as<Bfloat16>(), normed, rows, model.hidden, epsilon, stream);
     seen("rms_norm.input_layernorm", layer, normed, model.hidden, model.hidden);
     project(normed, w.qkv, qkv, model.hidden, 3 * width_);
     seen("linear.q_proj", layer, qkv, qkv_stride, width_);
     seen("linear.k_proj", layer, qkv + width_, qkv_stride, width_);
     seen("linear.v_proj", layer, qkv + 2 * width_, qkv_stride, width_);
-    const int rotated_heads = context_.fault == Fault::key_before_rope ? model.heads : 2 * model.heads;  // q and k lie side by side
-    rope(qkv, qkv_stride, positions, rope_cosine, rope_sine, rows, rotated_heads, model.head_dim, stream);
-    seen("rope.q", layer, qkv, qkv_stride, width_);
-    seen("rope.k", layer, qkv + width_, qkv_stride, width_);
-    kv_append(qkv + width_, qkv + 2 * width_, qkv_stride, written.as<QueryRow>(), kv.view(), layer, rows, stream);
+    if (observer == nullptr && context_.fault == Fault::none) {
+      rope_and_kv_append(qkv, qkv_stride, positions, rope_cosine, rope_sine, rows_.as<QueryRow>(), kv.view(), layer, rows, stream);
+    } else {
+      const int rotated_heads = context_.fault == Fault::key_before_rope ? model.heads : 2 * model.heads;  // q and k lie side by side
+      rope(qkv, qkv_stride, positions, rope_cosine, rope_sine, rows, rotated_heads, model.head_dim, stream);
+      seen("rope.q", layer, qkv, qkv_stride, width_);
+      seen("rope.k", layer, qkv + width_, qkv_stride, width_);
+      kv_append(qkv + width_, qkv + 2 * width_, qkv_stride, written.as<QueryRow>(), kv.view(), layer, rows, stream);
+    }
     attention(batch, layer, kv, references, numeric_fault, observer, false);
     seen("attention.output", layer, attended_.as<Bfloat16>(), width_, width_);
     project(attended_.as<Bfloat16>(), w.o_proj, projected, width_, model.hidden);
     seen("linear.o_proj", layer, projected, model.hidden, model.hidden);
-    add_normed(after_attention, "rms_norm.input_layernorm_2", "residual_add.attention", layer);
+    add_normed(after_attention, &before_mlp, "rms_norm.input_layernorm_2", "residual_add.attention", layer);
 
-    rms_norm(x, before_mlp.as<Bfloat16>(), normed, rows, model.hidden, epsilon, stream);
     seen("rms_norm.post_attention_layernorm", layer, normed, model.hidden, model.hidden);
     project(normed, w.gate_up, gate_up_.as<Bfloat16>(), model.hidden, 2 * model.intermediate);
     seen("linear.gate_proj", layer, gate_up_.as<Bfloat16>(), 2 * model.intermediate, model.intermediate);
@@ -202,7 +208,8 @@ void ForwardPass::run(const RowBatch& batch, KvCache& kv, const ReferenceStore* 
     seen("swiglu", layer, activated_.as<Bfloat16>(), model.intermediate, model.intermediate);
     project(activated_.as<Bfloat16>(), w.down_proj, projected, model.intermediate, model.hidden);
     seen("linear.down_proj", layer, projected, model.hidden, model.hidden);
-    add_normed(w.post_attention_layernorm_2, "rms_norm.post_attention_layernorm_2", "residual_add.mlp", layer);
+    const DeviceBuffer* const next = layer + 1 < layers ? &weights.layers[static_cast<std::size_t>(layer) + 1].input_layernorm : nullptr;
+    add_normed(w.post_attention_layernorm_2, next, "rms_norm.post_attention_layernorm_2", "residual_add.mlp", layer);
   }
   if (layers < model.layers) return;
 

@@ -17,6 +17,9 @@ inline constexpr int kLanes = 16;  // lanes of the declared summation order: ele
 
 __device__ __forceinline__ float to_float(Bfloat16 value) { return __bfloat162float(value); }
 __device__ __forceinline__ Bfloat16 to_bfloat16(float value) { return __float2bfloat16_rn(value); }
+// The two BF16 values of a word.
+__device__ __forceinline__ float low_value(std::uint32_t pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float high_value(std::uint32_t pair) { return __uint_as_float(pair & 0xFFFF0000u); }
 
 // The halving tree 8, 4, 2, 1 over 16 consecutive threads of a warp; every one of them gets the sum. FP32 addition commutes, so the
 // exchange pattern adds the same pairs as "lane j += lane j + width".

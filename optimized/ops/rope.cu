@@ -16,19 +16,14 @@ std::uint16_t bfloat16_bits(float value) {  // round to nearest even; the table 
 
 __global__ void rope_kernel(Bfloat16* values, std::int64_t row_stride, const std::int32_t* __restrict__ positions,
                             const Bfloat16* __restrict__ cosine, const Bfloat16* __restrict__ sine, int heads, int half) {
-  Bfloat16* row = values + blockIdx.x * row_stride;
+  Bfloat16* const row = values + blockIdx.x * row_stride;
   const std::int64_t table = static_cast<std::int64_t>(positions[blockIdx.x]) * half;
-  for (int pair = threadIdx.x; pair < heads * half; pair += blockDim.x) {
-    const int head = pair / half;
-    const int channel = pair % half;
-    Bfloat16* low = row + head * 2 * half + channel;
-    Bfloat16* high = low + half;
-    const float a = to_float(*low);
-    const float b = to_float(*high);
-    const float c = to_float(cosine[table + channel]);
-    const float s = to_float(sine[table + channel]);
-    *low = to_bfloat16(__fadd_rn(to_float(to_bfloat16(__fmul_rn(a, c))), to_float(to_bfloat16(__fmul_rn(-b, s)))));
-    *high = to_bfloat16(__fadd_rn(to_float(to_bfloat16(__fmul_rn(b, c))), to_float(to_bfloat16(__fmul_rn(a, s)))));
+  const int head_pieces = half / 8;
+  for (int i = threadIdx.x; i < heads * head_pieces; i += blockDim.x) {
+    const int channel = i % head_pieces * 8;
+    auto* const low = reinterpret_cast<uint4*>(row + i / head_pieces * 2 * half + channel);
+    auto* const high = low + head_pieces;
+    rotate_channels(*low, *high, *reinterpret_cast<const uint4*>(cosine + table + channel), *reinterpret_cast<const uint4*>(sine + table + channel));
   }
 }
 
@@ -53,9 +48,9 @@ RopeTable make_rope_table(int positions, int head_dim, double theta) {
 
 void rope(Bfloat16* values, std::int64_t row_stride, const std::int32_t* positions, const Bfloat16* cosine, const Bfloat16* sine, int rows,
           int heads, int head_dim, cudaStream_t stream) {
-  if (head_dim % 2 != 0) throw InternalError("rope: head_dim is odd");
+  if (head_dim % 16 != 0) throw UnsupportedError("rope: head_dim is not a multiple of 16");
   if (rows == 0) return;
-  rope_kernel<<<rows, 256, 0, stream>>>(values, row_stride, positions, cosine, sine, heads, head_dim / 2);
+  rope_kernel<<<rows, 128, 0, stream>>>(values, row_stride, positions, cosine, sine, heads, head_dim / 2);
   LOOPGAUGE_CUDA_CHECK_LAUNCH("rope");
 }
 

@@ -2,7 +2,10 @@
 // Block-wide pieces of the operations that normalise one row a block (rms_norm, update_score).
 #pragma once
 
+#include <cstdint>
+
 #include "optimized/ops/numeric.cuh"
+#include "optimized/ops/tensor_core.cuh"
 
 namespace loopgauge::optimized {
 
@@ -29,12 +32,19 @@ __device__ __forceinline__ float inverse_root_mean_square(float sum_of_squares, 
 __device__ __forceinline__ float inverse_rms(const Bfloat16* row, int width, float epsilon) {
   __shared__ float inverse;
   if (threadIdx.x < kLanes) {
+    // A square is exact in FP32, so that one rounding is that of the addition. (Squares below FP32's range do not reach the sum with epsilon.)
+    // Words of two values, since a 16-bit load is followed by moves that wait for it.
+    const auto* const pairs = reinterpret_cast<const std::uint32_t*>(row) + threadIdx.x / 2;
+    const std::uint32_t half = threadIdx.x % 2 == 0 ? 0x1044u : 0x3244u;  // to the upper half of a word
+    const auto add = [&](float sum, int step) {
+      const float value = __uint_as_float(__byte_perm(pairs[step * (kLanes / 2)], 0, half));
+      return __fmaf_rn(value, value, sum);
+    };
+    const int steps = width / kLanes;
     float sum = 0.0f;
-#pragma unroll 8
-    for (int i = threadIdx.x; i < width; i += kLanes) {
-      const float value = to_float(row[i]);
-      sum = __fadd_rn(sum, __fmul_rn(value, value));
-    }
+#pragma unroll 16
+    for (int step = 0; step < steps; ++step) sum = add(sum, step);
+    if (threadIdx.x < width % kLanes) sum = add(sum, steps);
     sum = reduce_lanes(sum, 0xFFFFu);
     if (threadIdx.x == 0) inverse = inverse_root_mean_square(sum, width, epsilon);
   }
@@ -44,6 +54,11 @@ __device__ __forceinline__ float inverse_rms(const Bfloat16* row, int width, flo
 
 __device__ __forceinline__ Bfloat16 normalized(Bfloat16 value, float inverse, Bfloat16 weight) {
   return to_bfloat16(__fmul_rn(to_float(weight), to_float(to_bfloat16(__fmul_rn(to_float(value), inverse)))));
+}
+// The same of a word of two: conversions by pairs run at four times the rate.
+__device__ __forceinline__ std::uint32_t normalized_pair(std::uint32_t values, float inverse, std::uint32_t weights) {
+  const std::uint32_t scaled = pack_bf16(__fmul_rn(low_value(values), inverse), __fmul_rn(high_value(values), inverse));
+  return pack_bf16(__fmul_rn(low_value(weights), low_value(scaled)), __fmul_rn(high_value(weights), high_value(scaled)));
 }
 
 #endif  // __CUDACC__

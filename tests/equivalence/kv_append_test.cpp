@@ -4,6 +4,7 @@
 
 #include "optimized/kv/kv_cache.hpp"
 #include "optimized/ops/residual_encode.cuh"
+#include "optimized/ops/rope.cuh"
 #include "tests/equivalence/device_fixture.hpp"
 
 namespace loopgauge::test {
@@ -56,6 +57,53 @@ TEST_F(KvAppendTest, WritesEveryRowToItsPlaceAndNowhereElse) {
         EXPECT_TRUE(same_bits(expected(2), download<float>(v, static_cast<std::size_t>(width)))) << "V, row " << i << ", layer " << layer;
       }
     }
+  }
+}
+
+TEST_F(KvAppendTest, OnePassWithRopeWritesWhatTwoWrite) {
+  for (const int head_dim : {64, 128}) {
+    const KvShape shape{2, 3, head_dim};
+    const int width = shape.heads * head_dim, stride = 3 * width, layer = 1;
+    const optimized::RopeTable table = optimized::make_rope_table(200, head_dim, 10000.0);
+    const auto cosine = upload(table.cosine), sine = upload(table.sine);
+    struct Written {
+      Bits q;
+      std::vector<float> k, v;
+    };
+    const auto written = [&](bool one_pass) {
+      optimized::DeviceAllocator poisoning({.poison = true});
+      KvCache cache(shape, poisoning, *stream_);
+      const int request = cache.open_request(200);
+      cache.reserve(request, 2, PositionRange{0, 192});
+      cache.set_active(request, 2, PositionRange{0, 192});
+      cache.upload();
+      const std::vector<QueryRow> rows{{request, 130, 2, 0, -1}, {-1, 131, 2, 0, -1}, {request, 0, 2, 0, -1}, {request, 63, 2, 0, -1}};
+      const int count = static_cast<int>(rows.size());
+      const auto device_rows = upload(rows);
+      const auto positions = upload(std::vector<std::int32_t>{130, 0, 0, 63});
+      auto input = upload(random_bits(static_cast<std::size_t>(count) * stride, 95));
+      auto* const qkv = input.as<Bfloat16>();
+      if (one_pass) {
+        optimized::rope_and_kv_append(qkv, stride, positions.as<std::int32_t>(), cosine.as<Bfloat16>(), sine.as<Bfloat16>(), device_rows.as<QueryRow>(), cache.view(),
+                                      layer, count, *stream_);
+      } else {
+        optimized::rope(qkv, stride, positions.as<std::int32_t>(), cosine.as<Bfloat16>(), sine.as<Bfloat16>(), count, 2 * shape.heads, head_dim, *stream_);
+        optimized::kv_append(qkv + width, qkv + 2 * width, stride, device_rows.as<QueryRow>(), cache.view(), layer, count, *stream_);
+      }
+      Written result;
+      const Bits all = download<std::uint16_t>(input, static_cast<std::size_t>(count) * stride);
+      for (int row = 0; row < count; ++row) result.q.insert(result.q.end(), all.begin() + row * stride, all.begin() + row * stride + width);
+      const std::size_t plane = static_cast<std::size_t>(192) * width;
+      auto k = poisoned<float>(plane), v = poisoned<float>(plane);
+      optimized::kv_gather({cache.view(), layer, 2, request, 0, 0, 192, k.as<float>(), v.as<float>()}, *stream_);
+      result.k = download<float>(k, plane);
+      result.v = download<float>(v, plane);
+      return result;
+    };
+    const Written two = written(false), one = written(true);
+    EXPECT_TRUE(same_bits(two.q, one.q)) << "head_dim " << head_dim;
+    EXPECT_TRUE(same_bits(two.k, one.k)) << "head_dim " << head_dim;  // NaN where nothing was written
+    EXPECT_TRUE(same_bits(two.v, one.v)) << "head_dim " << head_dim;
   }
 }
 

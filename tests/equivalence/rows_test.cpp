@@ -34,7 +34,7 @@ class RowsTest : public DeviceTest {};
 struct Shape {
   int rows, hidden;
 };
-const Shape kShapes[] = {{1, 8}, {1, 384}, {7, 64}, {65, 2048}, {3, 1000}, {130, 384}};
+const Shape kShapes[] = {{1, 8}, {1, 384}, {7, 64}, {65, 2048}, {3, 1000}, {130, 384}, {2, 2056}, {2, 8192}};
 
 TEST_F(RowsTest, RmsNormHasTheReferenceBits) {
   std::uint32_t seed = 1;
@@ -63,14 +63,19 @@ TEST_F(RowsTest, NormAndResidualAddFusedAndApartHaveTheReferenceBits) {
   std::uint32_t seed = 100;
   for (const auto [rows, hidden] : kShapes) {
     const auto count = static_cast<std::size_t>(rows) * hidden;
-    const Bits input = random_bits(count, ++seed), weight = random_bits(hidden, ++seed), residual = random_bits(count, ++seed);
-    Matrix<float> normed, expected;
+    const Bits input = random_bits(count, ++seed), weight = random_bits(hidden, ++seed), residual = random_bits(count, ++seed), next_weight = random_bits(hidden, ++seed);
+    Matrix<float> normed, expected, expected_next;
     reference::rms_norm<Declared>(to_matrix(input, rows, hidden), to_vector(weight), kEpsilon, normed);
     reference::residual_add<Declared>(to_matrix(residual, rows, hidden), normed, expected);
+    reference::rms_norm<Declared>(expected, to_vector(next_weight), kEpsilon, expected_next);
 
-    const auto x = upload(input), w = upload(weight);
-    auto fused = upload(residual), apart = upload(residual);
-    auto y = poisoned<std::uint16_t>(count);
+    const auto x = upload(input), w = upload(weight), next_w = upload(next_weight);
+    auto fused = upload(residual), apart = upload(residual), with_next = upload(residual);
+    auto y = poisoned<std::uint16_t>(count), next = poisoned<std::uint16_t>(count);
+    optimized::rms_norm_residual_add_rms_norm(x.as<Bfloat16>(), w.as<Bfloat16>(), with_next.as<Bfloat16>(), next_w.as<Bfloat16>(), next.as<Bfloat16>(), rows, hidden,
+                                              kEpsilon, *stream_);
+    EXPECT_TRUE(same_bits(to_bits(expected), download<std::uint16_t>(with_next, count))) << rows << " x " << hidden;
+    EXPECT_TRUE(same_bits(to_bits(expected_next), download<std::uint16_t>(next, count))) << rows << " x " << hidden;
     optimized::rms_norm_residual_add(x.as<Bfloat16>(), w.as<Bfloat16>(), fused.as<Bfloat16>(), rows, hidden, kEpsilon, *stream_);
     optimized::rms_norm(x.as<Bfloat16>(), w.as<Bfloat16>(), y.as<Bfloat16>(), rows, hidden, kEpsilon, *stream_);
     optimized::residual_add(apart.as<Bfloat16>(), y.as<Bfloat16>(), count, *stream_);
