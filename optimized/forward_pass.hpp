@@ -28,7 +28,7 @@ struct RowBatch {
   std::vector<PrefillSegment> segments;                // cover rows [decode_rows, rows.size())
   std::vector<const StepKeys*> forced_keys;            // [decode_rows]: keys to take at loop 2 instead of selecting; null: select
   bool take_scores = false;                            // the final norm also scores the rows against their loop input
-  int decode_length = 0;                               // at least every decode row's position + 1; 0: no more than that
+  int decode_length = 0;                               // decode attention is launched for rows of so many positions, of more where a row has more
   int layers = -1;                                     // the pass breaks off after so many; negative: it does not (a planned failure)
 
   int size() const { return static_cast<int>(rows.size()); }

@@ -9,8 +9,7 @@
 // range for a transfer). Stream r holds the rows that executed loop r, compact, in position order; n[r] is its row capacity:
 //     base payload      stream 1:      [layer]{ K [head][n1][head_dim/2 bytes], V likewise }
 //     residual payload  streams 2..4:  [layer][stream]{ K, V as above with n[stream] }
-//     parameters        streams 1..4:  K [layer][stream][head][ceil(n/64)][head_dim] half2, then V [layer][stream][head][n][head_dim/64]
-//     half2
+//     parameters        streams 1..4:  half2: K [layer][stream][head][ceil(n/64)][head_dim], then V [layer][stream][head][n][head_dim/64]
 // half2 = (minimum, scale). Payload rows and K parameters are 16-byte aligned without padding: the K part comes first for that. A payload
 // row is token-major: byte i holds channel 2i in its low and 2i + 1 in its high nibble, so a 32-bit word holds channels 8w..8w+7, channel
 // 8w + j in bits 4j..4j+3.

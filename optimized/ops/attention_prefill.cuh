@@ -19,9 +19,8 @@ inline constexpr int kPrefillTileRows = 128;  // at most
 struct PrefillSegment {
   std::int32_t request = 0;
   std::int32_t loop = 1;
-  std::int32_t encoded_frontier =
-      0;                       // multiple of 64; positions below are read encoded (`streaming`: the start of the rows' window), else 0
-  std::int32_t row_begin = 0;  // index into q, positions and output
+  std::int32_t encoded_frontier = 0;  // multiple of 64; positions below are read encoded (`streaming`: the start of the rows' window), else 0
+  std::int32_t row_begin = 0;         // index into q, positions and output
   std::int32_t row_count = 0;
 };
 using PrefillTile = PrefillSegment;  // at most kPrefillTileRows rows
