@@ -15,7 +15,8 @@ __device__ __forceinline__ void barrier_init(std::uint64_t* barrier, int arrival
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
 // Orders what the thread and, after a __syncwarp, its warp did before. compute-sanitizer racecheck counts the arriving thread's own accesses only, so
-// where other threads write to what a warp has read, or read what it has written, every lane arrives.
+// where other threads write to what a warp has read, or read what it has written, every lane arrives. (Reads by wgmma it does not see, and of bulk copies
+// it takes the first lane of the warp for the writer, whichever has waited and issued them.)
 __device__ __forceinline__ void barrier_arrive(std::uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
