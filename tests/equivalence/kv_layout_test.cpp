@@ -4,6 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
+#include <utility>
 #include <vector>
 
 #include "optimized/kv/numeric_fault.hpp"
@@ -68,6 +71,24 @@ TEST_P(KvLayout, StreamTilesCoverTheBlockOnce) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, KvLayout, ::testing::Values(KvShape{2, 3, 64}, KvShape{3, 3, 128}, KvShape{1, 16, 128}));
+
+// 48 layers, one block of 65,472 positions: its parts are longer than 32 bits count.
+TEST(KvLayout, TheLastTilesOfTheLargestBlockEndWhereItEnds) {
+  const KvShape shape{48, 16, 128};
+  constexpr std::uint64_t kRows = 65472;
+  const std::array<std::uint32_t, 4> rows{kRows, kRows, kRows, kRows};
+  ActivityMap map{};
+  std::copy(rows.begin(), rows.end(), map.rows);
+  const auto ends = [&](int stream, KvTensor tensor) {
+    const StreamTile tile = stream_tile(shape, {}, map, shape.layers - 1, stream, tensor, shape.heads - 1);
+    return std::pair(reinterpret_cast<std::uint64_t>(tile.payload) + kRows * payload_row_bytes(shape), reinterpret_cast<std::uint64_t>(tile.parameters));
+  };
+  EXPECT_EQ(ends(1, KvTensor::v).first, std::uint64_t{48} * 2 * 16 * kRows * 64);
+  EXPECT_EQ(ends(1, KvTensor::v).first, base_payload_bytes(shape, rows.data()));
+  EXPECT_EQ(ends(4, KvTensor::v).first, residual_payload_bytes(shape, rows.data()));
+  EXPECT_EQ(ends(4, KvTensor::v).second + kRows * 2 * 4, parameter_bytes(shape, rows.data()));
+  EXPECT_EQ(ends(4, KvTensor::k).second + kRows / 64 * 128 * 4, std::uint64_t{48} * k_parameter_layer_bytes(shape, rows.data()));
+}
 
 TEST(KvLayout, PageMasks) {
   EXPECT_EQ(page_mask(0, 0, 64), ~std::uint64_t{0});
