@@ -49,6 +49,8 @@ void ForwardPass::decode_attention(const RowBatch& batch, int layer, KvCache& kv
   if (attention_arrivals_.growths() != growths) {  // every launch leaves them zero
     LOOPGAUGE_CUDA_CHECK(cudaMemsetAsync(attention_arrivals_.data(), 0, arrivals * sizeof(std::uint32_t), stream));
   }
+  const QueryRow* const written_rows = behind_projections ? rows_.as<QueryRow>() : nullptr;  // kernels of attention then follow one another early
+  const int written_count = behind_projections ? rows : 0;
   if (kinds_.dense) {
     AttentionDecodeArguments arguments;
     arguments.kv = kv.view();
@@ -63,10 +65,8 @@ void ForwardPass::decode_attention(const RowBatch& batch, int layer, KvCache& kv
     arguments.workspace = attention_workspace_.reserve<std::byte>(attention_decode_workspace_bytes(shape_, rows));
     arguments.arrivals = attention_arrivals_.as<std::uint32_t>();
     arguments.fault = context_.fault;
-    if (behind_projections) {
-      arguments.written_rows = rows_.as<QueryRow>();
-      arguments.written_count = rows;
-    }
+    arguments.written_rows = written_rows;
+    arguments.written_count = written_count;
     attention_decode(arguments, stream);
   }
 
@@ -92,6 +92,8 @@ void ForwardPass::decode_attention(const RowBatch& batch, int layer, KvCache& kv
     arguments.workspace = attention_workspace_.reserve<std::byte>(reference_statistics_workspace_bytes(shape_, rows, group));
     arguments.numeric_fault = numeric_fault;
     arguments.fault = context_.fault;
+    arguments.written_rows = written_rows;
+    arguments.written_count = written_count;
     reference_statistics(arguments, stream);
     if (in_group + 1 < group && layer + 1 < layers) return;
 

@@ -11,11 +11,11 @@ template <int kHeadDim>
 void launch(const AttentionDecodeArguments& a, cudaStream_t stream) {
   dense::Arguments arguments{a.kv,    a.layer, a.q,     a.q_row_stride, a.rows, {}, nullptr, 0,
                              nullptr, a.output, static_cast<float*>(a.workspace), a.arrivals, a.fault};
+  arguments.written_rows = a.written_rows;
+  arguments.written_count = a.written_count;
   if (a.encoded_history) {
     dense::launch<kHeadDim, true, false>(arguments, a.row_count, a.max_length, stream);
   } else {
-    arguments.written_rows = a.written_rows;
-    arguments.written_count = a.written_rows == nullptr ? 0 : a.written_count;
     dense::launch<kHeadDim, false, false>(arguments, a.row_count, a.max_length, stream);
   }
 }

@@ -25,8 +25,8 @@ struct AttentionDecodeArguments {
   void* workspace = nullptr;          // attention_decode_workspace_bytes
   std::uint32_t* arrivals = nullptr;  // [rows, heads], zero before the first launch that is given it; every launch leaves it zero
   Fault fault = Fault::none;
-  // Where the kernel in front in the stream is decode_projections: all rows whose K and V it writes, 32 at most. A launch that reads BF16 only may then
-  // begin before that kernel has ended. null: it begins behind it.
+  // Where the kernel in front in the stream is decode_projections, or attention behind that: all rows whose K and V are written, 32 at most. The launch
+  // may then begin before that kernel has ended. null: it begins behind it.
   const QueryRow* written_rows = nullptr;  // [written_count]
   int written_count = 0;
 };
@@ -44,7 +44,7 @@ std::size_t attention_decode_workspace_bytes(const KvShape& shape, int row_count
 //   leave times the probability in FP32. One rounding to BF16.
 // Determinism: partial results, splits of 256 positions and chains of splits at absolute multiples, combined ascending (dense_attention.cuh); a
 //   row's bits do not depend on the other rows of the batch, their order, max_length or where pages lie.
-// Launch: one kernel, (CTAs of a row and head, heads, rows) CTAs of 320 threads, 192 where rows may be encoded; as many CTAs as the device
+// Launch: one kernel, (heads, CTAs of a row and head, rows) CTAs of 320 threads, 192 where rows may be encoded; as many CTAs as the device
 //   holds, of those of a (row, head) the last to arrive combines. The next kernel may begin once all keys are requested
 //   (programmatic_launch.cuh).
 // Traffic: K and V rows of the logical plane once: 4 * head_dim bytes a BF16 key, head_dim bytes a stream row plus parameters.

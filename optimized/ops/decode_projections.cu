@@ -14,8 +14,9 @@
 namespace loopgauge::optimized {
 namespace {
 
+constexpr int kMostHeadDim = 128;
 constexpr int kWarps = 8;             // shares of K, as in linear_split_k
-constexpr int kThreads = kWarps * 32;
+constexpr int kThreads = kWarps * 32; // that multiply; one more warp fetches what other blocks have made
 constexpr int kChunk = 32;            // K values of one rounded addition: two tensor-core steps
 constexpr int kStageChunks = 4;       // chunks that a warp requests at a time, of the 16 weight rows of a tile
 constexpr int kTileRows = 16;         // weight rows, that is outputs, of a tile: the extent of a tensor-core step
@@ -40,7 +41,6 @@ struct Phase {
   int each, more;                       // activated: gates of a block, and how many blocks have one more
   const Bfloat16* x;                    // input rows: [rows, in]; added_and_normed: what is normed and added
   Bfloat16* y;
-  const Bfloat16* residual;             // normed and added_and_normed
   Bfloat16* new_residual;               // added_and_normed
   int first_norm;                       // index of the norm weights among those in shared memory
 };
@@ -81,44 +81,31 @@ __device__ __forceinline__ bool tile_of_block(const Phase& phase, const DecodePr
   return place < phase.out / kTileRows;
 }
 
-// Every block has done what it does before; everybody sees it. `arrivals` counts blocks.
-__device__ __forceinline__ void meet(std::uint32_t* arrivals) {
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(arrivals) : "memory");
-    std::uint32_t arrived;
-    do {
-      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(arrived) : "l"(arrivals) : "memory");
-    } while (arrived < gridDim.x);
-  }
-  __syncthreads();
-}
+// A barrier of the warps that multiply.
+__device__ __forceinline__ void meet_warps() { asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory"); }
 
 // Weights on their way to the warp, in the order in which it uses them: tile after tile, product after product.
 template <int kStages>
 class WeightRing {
  public:
   __device__ WeightRing(const Launch& launch, std::uint32_t shared) : launch_(launch), shared_(shared), end_(shared + kStages * kStageBytes), to_(shared) {
-    const int lane = threadIdx.x % 32;
-    unit_ = lane % 16;
-    row_ = lane / 16;
-    to_offset_ = row_ * kStageRowBytes + (unit_ ^ row_ * 4) * 16;
     next_tile();
   }
 
   // Requests the next stage, if there is one, into the place that was used longest ago. One group of copies either way.
   __device__ __forceinline__ void request() {
     if (left_ > 0) {
-      if (unit_ < left_ * 4) {
+      if (unit() < left_ * 4) {
         // A row of a stage is 256 bytes: 16 lanes. The pieces of odd rows are swapped by 64 bytes, so that the eight threads that read two rows
         // at once touch all banks.
+        const std::uint32_t to = to_ + row() * kStageRowBytes + (unit() ^ row() * 4) * 16;
         const Bfloat16* low = from_;
         const Bfloat16* high = from_ + apart_;
 #pragma unroll
         for (int i = 0; i < kTileRows / 4; ++i) {
-          if (row_ + i * 2 < rows_) {
-            copy_async(to_ + to_offset_ + i * 2 * kStageRowBytes, low);
-            copy_async(to_ + to_offset_ + (i * 2 + kTileRows / 2) * kStageRowBytes, high);
+          if (row() + i * 2 < rows_) {
+            copy_async(to + i * 2 * kStageRowBytes, low);
+            copy_async(to + (i * 2 + kTileRows / 2) * kStageRowBytes, high);
           }
           low += two_rows_;
           high += two_rows_;
@@ -134,6 +121,8 @@ class WeightRing {
   }
 
  private:
+  __device__ __forceinline__ static int unit() { return threadIdx.x % 16; }
+  __device__ __forceinline__ static int row() { return threadIdx.x / 16 % 2; }
   __device__ __forceinline__ void next_tile() {
     Tile tile;
     while (!tile_of_block(launch_.phases[phase_], launch_.a, tile_++, tile)) {
@@ -147,54 +136,68 @@ class WeightRing {
     const int warp = threadIdx.x / 32, chunks = phase.in / kChunk, begin = chunks * warp / kWarps;
     left_ = chunks * (warp + 1) / kWarps - begin;
     rows_ = tile.rows;
-    from_ = phase.weight + static_cast<std::size_t>(tile.first + row_) * phase.in + begin * kChunk + unit_ * 8;
-    apart_ = static_cast<std::ptrdiff_t>(tile.apart) * phase.in;
+    from_ = phase.weight + static_cast<std::size_t>(tile.first + row()) * phase.in + begin * kChunk + unit() * 8;
+    apart_ = tile.apart * phase.in;
     two_rows_ = 2 * phase.in;
   }
 
   const Launch& launch_;
   const std::uint32_t shared_, end_;
   std::uint32_t to_;
-  int unit_, row_, to_offset_;
   int phase_ = 0, tile_ = 0;            // next
   int left_ = 0, rows_ = 0;             // chunks of this warp's share of the tile; rows of a half of it
   const Bfloat16* from_ = nullptr;
-  std::ptrdiff_t apart_ = 0;
+  int apart_ = 0;
   int two_rows_ = 0;
 };
 
 // Shared memory behind the ring.
 struct RowMemory {
-  Bfloat16* norms;                      // [norm_count, hidden]
+  Bfloat16* norms;                      // [2, hidden]: weights of the norms in front of a product
+  Bfloat16* residual;                   // [rows, hidden + kRowPadding]
   Bfloat16* rows;                       // [rows, in + kRowPadding]: input rows of a product
-  float* inverse;                       // [rows]
-  std::uint64_t* arrived;               // barrier of the copies to `rows`
+  float* columns;                       // kFew: [rows, kLanes, hidden / kLanes + 4]: by lane of the sum of squares; behind [rows, hidden] of `rows`
+  float* inverse;                       // [2, rows]
+  std::uint32_t* counts;                // copy of DecodeProjectionsArguments::arrivals
+  std::uint64_t* norms_arrived;         // barrier of the copies to `norms`
+  std::uint64_t* residual_arrived;      // of those to `residual`
+  std::uint64_t* arrived;               // of those to `rows`
+  std::uint64_t* counted;               // of those to `counts`
+  std::uint64_t* placed;                // `places` is complete
+  std::uint64_t* done;                  // the threads that multiply have read `rows` and written their part of a product
 
   __device__ __forceinline__ Bfloat16* row(int index, int in) const { return rows + static_cast<std::size_t>(index) * (in + kRowPadding); }
 };
 
-// Bulk copies of `x` [rows, in], since ordinary loads come back behind the weights that are on their way. All threads, after those that wrote x or
-// read what lies in memory.rows have met; `parity` of the copy.
-__device__ __forceinline__ void fetch_rows(const DecodeProjectionsArguments& a, const RowMemory& memory, const Bfloat16* x, int in, std::uint32_t parity) {
-  if (threadIdx.x == 0) {
-    asm volatile("fence.proxy.async;" ::: "memory");
-    barrier_arrive_expecting(memory.arrived, a.rows * in * static_cast<int>(sizeof(Bfloat16)));
-    for (int row = 0; row < a.rows; ++row) {
-      bulk_copy(memory.row(row, in), x + static_cast<std::size_t>(row) * in, in * static_cast<int>(sizeof(Bfloat16)), memory.arrived);
-    }
+// One thread: the weights of the norms in front of the next product that has some, if there is one.
+__device__ __forceinline__ void fetch_norms(const Launch& launch, const RowMemory& memory, int& fetched) {
+  const int count = min(launch.norm_count - fetched, launch.norm_count % 2 == 0 ? 2 : 1), bytes = launch.a.hidden * static_cast<int>(sizeof(Bfloat16));
+  if (count <= 0) return;
+  barrier_arrive_expecting(memory.norms_arrived, count * bytes);
+  for (int i = 0; i < count; ++i) {
+    bulk_copy(memory.norms + static_cast<std::size_t>(i) * launch.a.hidden, launch.norms[fetched + i], bytes, memory.norms_arrived);
   }
-  barrier_wait(memory.arrived, parity);
+  fetched += count;
+}
+
+// One thread: `x` [rows, in].
+__device__ __forceinline__ void fetch_rows(int rows, Bfloat16* to, const Bfloat16* x, int in, std::uint64_t* arrived) {
+  const int bytes = in * static_cast<int>(sizeof(Bfloat16));
+  barrier_arrive_expecting(arrived, rows * bytes);
+  for (int row = 0; row < rows; ++row) {
+    bulk_copy(to + static_cast<std::size_t>(row) * (in + kRowPadding), x + static_cast<std::size_t>(row) * in, bytes, arrived);
+  }
 }
 
 __device__ __forceinline__ float low_half(std::uint32_t pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float high_half(std::uint32_t pair) { return __uint_as_float(pair & 0xFFFF0000u); }
 
-// `inverse` of the rows in shared memory; the sixteen lanes of a row's sum of squares are sixteen neighbouring threads.
-__device__ __forceinline__ void inverses_of_rows(const DecodeProjectionsArguments& a, const RowMemory& memory) {
+// `inverse` of `rows` [rows, hidden + kRowPadding]; the sixteen lanes of a row's sum of squares are sixteen neighbouring threads.
+__device__ __forceinline__ void inverses_of_rows(const DecodeProjectionsArguments& a, const Bfloat16* rows, float* inverse) {
   const int row = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   if ((row & ~1) >= a.rows) return;     // warp by warp
   // A square is exact in FP32, so that one rounding is that of the addition. (Squares below FP32's range do not reach the sum with epsilon.)
-  const auto* const pairs = reinterpret_cast<const std::uint32_t*>(memory.row(min(row, a.rows - 1), a.hidden)) + lane / 2;
+  const auto* const pairs = reinterpret_cast<const std::uint32_t*>(rows + static_cast<std::size_t>(min(row, a.rows - 1)) * (a.hidden + kRowPadding)) + lane / 2;
   const std::uint32_t half = lane % 2 == 0 ? 0x1044u : 0x3244u;  // to the upper half of a word
   constexpr int kBatch = 8;             // rows are whole batches of every lane
   const auto load = [&](std::uint32_t(&words)[kBatch], int step) {
@@ -221,13 +224,39 @@ __device__ __forceinline__ void inverses_of_rows(const DecodeProjectionsArgument
     add(odd);
   }
   sum = reduce_lanes(sum, ~0u);
-  if (lane == 0 && row < a.rows) memory.inverse[row] = inverse_root_mean_square(sum, a.hidden, a.epsilon);
+  if (lane == 0 && row < a.rows) inverse[row] = inverse_root_mean_square(sum, a.hidden, a.epsilon);
 }
 
-// The rows that a product reads, normed; before that, where `x` is there, residual + norm(x). `arrivals`: where blocks meet before, if not null.
-// kPieces pieces a thread.
-template <int kPieces>
-__device__ __forceinline__ void norm_rows(const Launch& launch, const Phase& phase, const RowMemory& memory, std::uint32_t* arrivals, std::uint32_t parity) {
+// The same of columns, four values a load.
+__device__ __forceinline__ void inverses_of_columns(const DecodeProjectionsArguments& a, const float* columns, float* inverse) {
+  const int row = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
+  if ((row & ~1) >= a.rows) return;     // warp by warp
+  const int steps = a.hidden / kLanes;  // a multiple of eight
+  const auto* const values = reinterpret_cast<const float4*>(columns + static_cast<std::size_t>(min(row, a.rows - 1) * kLanes + lane) * (steps + 4));
+  float sum = 0.0f;
+  const auto add = [&](float4 four) {
+    sum = __fmaf_rn(four.x, four.x, sum);
+    sum = __fmaf_rn(four.y, four.y, sum);
+    sum = __fmaf_rn(four.z, four.z, sum);
+    sum = __fmaf_rn(four.w, four.w, sum);
+  };
+  float4 first = values[0], second = values[1];
+#pragma unroll 4
+  for (int i = 0; i < steps / 4; i += 2) {
+    const int next = i + 2 < steps / 4 ? i + 2 : 0;
+    const float4 third = values[next], fourth = values[next + 1];
+    add(first);
+    add(second);
+    first = third;
+    second = fourth;
+  }
+  sum = reduce_lanes(sum, ~0u);
+  if (lane == 0 && row < a.rows) inverse[row] = inverse_root_mean_square(sum, a.hidden, a.epsilon);
+}
+
+// The rows that a product reads, normed; before that, where `x` is there, residual + norm(x). kPieces pieces a thread. `parity` of the copies of x.
+template <int kPieces, bool kFew>
+__device__ __forceinline__ void norm_rows(const Launch& launch, const Phase& phase, const RowMemory& memory, std::uint32_t parity) {
   const DecodeProjectionsArguments& a = launch.a;
   const int row_pieces = a.hidden / 8;
   union Piece {
@@ -255,44 +284,77 @@ __device__ __forceinline__ void norm_rows(const Launch& launch, const Phase& pha
       }
     }
   };
-  const auto in_shared = [&](int row, int column) { return reinterpret_cast<uint4*>(memory.row(row, a.hidden) + column); };
+  const auto in_rows = [&](int row, int column) { return reinterpret_cast<uint4*>(memory.row(row, a.hidden) + column); };
+  const auto in_residual = [&](int row, int column) {
+    return reinterpret_cast<uint4*>(memory.residual + static_cast<std::size_t>(row) * (a.hidden + kRowPadding) + column);
+  };
 
-  Piece kept[kPieces];  // no block writes them before the meeting
-  each_piece([&](int i, int row, int column) { kept[i].vector = load_uncached(phase.residual + static_cast<std::size_t>(row) * a.hidden + column); });
-  if (arrivals != nullptr) meet(arrivals);
-  const Bfloat16* norm = memory.norms + static_cast<std::size_t>(phase.first_norm) * a.hidden;
+  const auto to_columns = [&](int row, int column, const Piece& piece) {
+    const int stride = a.hidden / kLanes + 4;
+    float* const to = memory.columns + static_cast<std::size_t>(row * kLanes + column % kLanes) * stride + column / kLanes;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      to[2 * k * stride] = low_half(piece.pairs[k]);
+      to[(2 * k + 1) * stride] = high_half(piece.pairs[k]);
+    }
+  };
+
+  Piece kept[kPieces];
+  const Bfloat16* norm = memory.norms;
+  barrier_wait(memory.norms_arrived, phase.first_norm / 2);
+  barrier_wait(memory.residual_arrived, 0);
   if (phase.input == Input::added_and_normed) {
-    fetch_rows(a, memory, phase.x, a.hidden, parity);
-    inverses_of_rows(a, memory);
-    __syncthreads();
+    barrier_wait(memory.arrived, parity);
+    if (kFew) {
+      each_piece([&](int, int row, int column) {
+        Piece value;
+        value.vector = *in_rows(row, column);
+        to_columns(row, column, value);
+      });
+      meet_warps();
+      inverses_of_columns(a, memory.columns, memory.inverse);
+    } else {
+      inverses_of_rows(a, memory.rows, memory.inverse);
+    }
+    meet_warps();
     each_piece([&](int i, int row, int column) {
       const float inverse = memory.inverse[row];
       Piece weight, value;
       weight.vector = *reinterpret_cast<const uint4*>(norm + column);
-      value.vector = *in_shared(row, column);
+      value.vector = *in_rows(row, column);
+      kept[i].vector = *in_residual(row, column);
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         const std::uint32_t normed = normed_pair(value.pairs[k], inverse, weight.pairs[k]);
         kept[i].pairs[k] = pack_bf16(__fadd_rn(low_half(kept[i].pairs[k]), low_half(normed)), __fadd_rn(high_half(kept[i].pairs[k]), high_half(normed)));
       }
+      *in_residual(row, column) = kept[i].vector;
+      if (kFew) to_columns(row, column, kept[i]);
       if (blockIdx.x == gridDim.x - 1) *reinterpret_cast<uint4*>(phase.new_residual + static_cast<std::size_t>(row) * a.hidden + column) = kept[i].vector;
     });
     norm += a.hidden;
+    meet_warps();
+  } else if (kFew) {
+    each_piece([&](int, int row, int column) {
+      Piece value;
+      value.vector = *in_residual(row, column);
+      to_columns(row, column, value);
+    });
+    meet_warps();
   }
-  each_piece([&](int i, int row, int column) { *in_shared(row, column) = kept[i].vector; });
-  __syncthreads();
-  inverses_of_rows(a, memory);
-  __syncthreads();
+  if (kFew) inverses_of_columns(a, memory.columns, memory.inverse + kMostProjectionRows);
+  else inverses_of_rows(a, memory.residual, memory.inverse + kMostProjectionRows);
+  meet_warps();
   each_piece([&](int, int row, int column) {
-    const float inverse = memory.inverse[row];
+    const float inverse = memory.inverse[kMostProjectionRows + row];
     Piece weight, result;
     weight.vector = *reinterpret_cast<const uint4*>(norm + column);
-    result.vector = *in_shared(row, column);
+    result.vector = *in_residual(row, column);
 #pragma unroll
     for (int k = 0; k < 4; ++k) result.pairs[k] = normed_pair(result.pairs[k], inverse, weight.pairs[k]);
-    *in_shared(row, column) = result.vector;
+    *in_rows(row, column) = result.vector;
   });
-  __syncthreads();
+  meet_warps();
 }
 
 using Shares = float[kWarps][kMostProjectionRows][kTileRows + 1];
@@ -304,9 +366,17 @@ __device__ __forceinline__ float sum_of_shares(const Shares& shares, int row, in
   return sum;
 }
 
+// Where k and v of the rows belong, their positions and what these rotate by.
+struct Places {
+  Bfloat16* key_pages[kMostProjectionRows];  // where the row's key of head 0 belongs; null: nowhere
+  std::int32_t positions[kMostProjectionRows];
+  alignas(16) Bfloat16 cosine[kMostProjectionRows][kMostHeadDim / 2], sine[kMostProjectionRows][kMostHeadDim / 2];
+};
+
 // What becomes of a tile's sums. `thread` of 128.
 __device__ __forceinline__ void finish_tile(const Launch& launch, const Phase& phase, const Tile& tile, const Shares& shares, int thread,
-                                            Bfloat16* const* key_pages, const std::int32_t* positions) {
+                                            const Places& places) {
+  Bfloat16* const* const key_pages = places.key_pages;
   const DecodeProjectionsArguments& a = launch.a;
   const int first = tile.first, apart = tile.apart;
   if (phase.output == Output::rows || (phase.output == Output::rotated_and_appended && apart == kTileRows / 2)) {
@@ -331,8 +401,7 @@ __device__ __forceinline__ void finish_tile(const Launch& launch, const Phase& p
     return;
   }
   const int channel = (first & (a.head_dim - 1)) + output, start_of_head = first & ~(a.head_dim - 1);
-  const std::size_t angle = static_cast<std::size_t>(positions[row]) * apart + channel;
-  const float c = to_float(a.cosine[angle]), s = to_float(a.sine[angle]), x = to_float(low), y = to_float(high);
+  const float c = to_float(places.cosine[row][channel]), s = to_float(places.sine[row][channel]), x = to_float(low), y = to_float(high);
   const Bfloat16 rotated_low = to_bfloat16(__fadd_rn(to_float(to_bfloat16(__fmul_rn(x, c))), to_float(to_bfloat16(__fmul_rn(-y, s)))));
   const Bfloat16 rotated_high = to_bfloat16(__fadd_rn(to_float(to_bfloat16(__fmul_rn(y, c))), to_float(to_bfloat16(__fmul_rn(x, s)))));
   if (start_of_head < a.heads * a.head_dim) {
@@ -346,24 +415,18 @@ __device__ __forceinline__ void finish_tile(const Launch& launch, const Phase& p
   }
 }
 
-// Where k and v of the rows belong, and their positions.
-struct Places {
-  Bfloat16* key_pages[kMostProjectionRows];  // where the row's key of head 0 belongs; null: nowhere
-  std::int32_t positions[kMostProjectionRows];
-};
-
-// Finds the place of the row `threadIdx.x`. Each load needs the one before, and loads wait behind the weights that are on their way: one step a
-// product, so that nobody waits for them.
+// Finds the place of the row `lane`. Each load needs the one before, and loads wait behind the weights that are on their way: one step a product, so
+// that nobody waits for them.
 class PlaceSearch {
  public:
   __device__ bool done() const { return step_ == 4; }
   __device__ __forceinline__ void step(const DecodeProjectionsArguments& a, Places& places) {
     const int step = step_++;
-    if (threadIdx.x >= a.rows) return;
+    if (lane_ >= a.rows) return;
     switch (step) {
       case 0:
-        row_ = a.query_rows[threadIdx.x];
-        position_ = a.positions[threadIdx.x];
+        row_ = a.query_rows[lane_];
+        position_ = a.positions[lane_];
         break;
       case 1:
         if (row_.request >= 0) pages_ = a.kv.requests[row_.request].pages;
@@ -372,8 +435,8 @@ class PlaceSearch {
         if (row_.request >= 0) page_ = pages_[row_.position / kPageTokens].bf16[row_.loop - 1];
         break;
       case 3:
-        places.positions[threadIdx.x] = position_;
-        places.key_pages[threadIdx.x] =
+        places.positions[lane_] = position_;
+        places.key_pages[lane_] =
             row_.request < 0 ? nullptr
                              : reinterpret_cast<Bfloat16*>(page_) + page_row_offset(a.kv.shape, a.next_layer, KvTensor::k, 0, row_.position % kPageTokens);
         break;
@@ -381,6 +444,7 @@ class PlaceSearch {
   }
 
  private:
+  const int lane_ = threadIdx.x % 32;
   int step_ = 0;
   QueryRow row_{};
   std::int32_t position_ = 0;
@@ -388,72 +452,132 @@ class PlaceSearch {
   std::uint64_t page_ = 0;
 };
 
-// kFew: of rows that norm_rows takes as kFewPieces and whose inputs of every product fit shared memory. With short rings two blocks fit a
-// multiprocessor, so that small models of several threads run side by side.
+// Whether the input rows of a product fit RowMemory::rows; otherwise every thread loads its own.
+template <bool kFew>
+__device__ __forceinline__ bool reads_shared_rows(const Phase& phase, const DecodeProjectionsArguments& a) {
+  return kFew || phase.in <= max(a.hidden, a.heads * a.head_dim);
+}
+
+// The warp that multiplies nothing: it meets the other blocks and fetches rows, by bulk copies, since what ordinary loads bring comes back behind the
+// weights that are on their way.
+template <bool kFew>
+__device__ __forceinline__ void fetch(const Launch& launch, const RowMemory& memory, Places& places) {
+  const DecodeProjectionsArguments& a = launch.a;
+  const int lane = threadIdx.x % 32;
+  int norms_fetched = 0;
+  if (lane == 0) fetch_norms(launch, memory, norms_fetched);
+  wait_for_previous_kernel();
+  if (lane == 0) {
+    asm volatile("fence.proxy.async;" ::: "memory");
+    fetch_rows(a.rows, memory.residual, a.residual, a.hidden, memory.residual_arrived);
+  }
+  PlaceSearch search;
+  std::uint32_t parity = 0;
+  for (int index = 0; index < launch.phase_count; ++index) {
+    const Phase& phase = launch.phases[index];
+    if (index > 0) {
+      barrier_wait(memory.done, (index - 1) & 1);
+      if (lane == 0) {
+        asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(a.arrivals + index) : "memory");
+        do {  // the counts as the second-level cache has them, where what was released before them is
+          barrier_arrive_expecting(memory.counted, kProjectionArrivals * sizeof(std::uint32_t));
+          bulk_copy(memory.counts, a.arrivals, kProjectionArrivals * sizeof(std::uint32_t), memory.counted);
+          barrier_wait(memory.counted, parity);
+          parity ^= 1;
+        } while (*reinterpret_cast<volatile std::uint32_t*>(memory.counts + index) < gridDim.x);
+        asm volatile("fence.proxy.async;" ::: "memory");
+      }
+    }
+    if (lane == 0) {
+      if (index > 0 && phase.input == Input::rows) fetch_norms(launch, memory, norms_fetched);  // those before have been used
+      if (phase.input != Input::normed && reads_shared_rows<kFew>(phase, a)) fetch_rows(a.rows, memory.rows, phase.x, phase.in, memory.arrived);
+      else barrier_arrive(memory.arrived);
+    }
+    __syncwarp();
+    if (a.qkv_weight != nullptr) {
+      do search.step(a, places);
+      while (index + 1 == launch.phase_count && !search.done());  // the last product needs them
+      if (index + 1 == launch.phase_count) {
+        if (lane < a.rows) {
+          const int half = a.head_dim / 2, bytes = half * static_cast<int>(sizeof(Bfloat16));
+          const std::size_t angle = static_cast<std::size_t>(places.positions[lane]) * half;
+          barrier_arrive_expecting(memory.placed, 2 * bytes);
+          bulk_copy(places.cosine[lane], a.cosine + angle, bytes, memory.placed);
+          bulk_copy(places.sine[lane], a.sine + angle, bytes, memory.placed);
+        } else {
+          barrier_arrive(memory.placed);
+        }
+      }
+    }
+  }
+}
+
+// kFew: of rows that norm_rows takes as kFewPieces and whose inputs of every product fit shared memory. With so many registers, and where the rows are
+// one or two of a large model, a block of attention fits the multiprocessor beside one of these.
 template <int kStages, bool kFew>
-__global__ void __launch_bounds__(kThreads, kFew && kStages == kLeastStages ? 2 : 1) decode_projections_kernel(const __grid_constant__ Launch launch) {
+__global__ void __maxnreg__(kFew ? 104 : 168) decode_projections_kernel(const __grid_constant__ Launch launch) {
   extern __shared__ __align__(128) char shared[];
   __shared__ Shares shares[2];          // of a tile while that of the next is made
-  __shared__ float inverse[kMostProjectionRows];
-  __shared__ std::uint64_t rows_arrived;
+  __shared__ float inverse[2 * kMostProjectionRows];
+  __shared__ std::uint64_t barriers[6];
+  __shared__ alignas(16) std::uint32_t counts[kProjectionArrivals];
   __shared__ Places places;
   const DecodeProjectionsArguments& a = launch.a;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, quarter = lane % 4;
 
   RowMemory memory;
   memory.norms = reinterpret_cast<Bfloat16*>(shared + kWarps * kStages * kStageBytes);
-  memory.rows = memory.norms + static_cast<std::size_t>(launch.norm_count) * a.hidden;
+  memory.residual = memory.norms + 2 * static_cast<std::size_t>(a.hidden);
+  memory.rows = memory.residual + static_cast<std::size_t>(a.rows) * (a.hidden + kRowPadding);
+  memory.columns = reinterpret_cast<float*>(memory.rows + static_cast<std::size_t>(a.rows) * (a.hidden + kRowPadding));
   memory.inverse = inverse;
-  memory.arrived = &rows_arrived;
+  memory.counts = counts;
+  memory.norms_arrived = &barriers[0];
+  memory.residual_arrived = &barriers[1];
+  memory.arrived = &barriers[2];
+  memory.counted = &barriers[3];
+  memory.placed = &barriers[4];
+  memory.done = &barriers[5];
   if (threadIdx.x == 0) {
-    barrier_init(&rows_arrived, 1);
+    for (int i = 0; i < 4; ++i) barrier_init(&barriers[i], 1);
+    barrier_init(memory.placed, 32);
+    barrier_init(memory.done, kThreads);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  __syncthreads();
+  if (warp == kWarps) {
+    fetch<kFew>(launch, memory, places);
+    return;
   }
 
   // Weights depend on no kernel in front.
-  for (int norm = 0; norm < launch.norm_count; ++norm) {
-    for (int i = threadIdx.x; i < a.hidden / 8; i += kThreads) {
-      copy_async(static_cast<std::uint32_t>(__cvta_generic_to_shared(memory.norms + static_cast<std::size_t>(norm) * a.hidden + i * 8)),
-                 launch.norms[norm] + i * 8);
-    }
-  }
-  commit_copies();
   char* const ring_memory = shared + warp * kStages * kStageBytes;
   WeightRing<kStages> ring(launch, static_cast<std::uint32_t>(__cvta_generic_to_shared(ring_memory)));
 #pragma unroll
   for (int stage = 0; stage < kStages; ++stage) ring.request();
   wait_for_previous_kernel();
-  __syncthreads();
 
   // The pieces of a stage that this thread reads: of weight rows `group` and `group` + 8, 16 bytes of every chunk.
   const char* const read_base = ring_memory + group * kStageRowBytes;
   const int swap = group % 2 * 4;
-  PlaceSearch search;
   int slot = 0, buffer = 0;
-  std::uint32_t copies_of_rows = 0;
   for (int index = 0; index < launch.phase_count; ++index) {
     const Phase& phase = launch.phases[index];
-    if (a.qkv_weight != nullptr) {
-      do search.step(a, places);
-      while (index + 1 == launch.phase_count && !search.done());  // the last product needs them
-    }
-    wait_copies<kStages>();  // the norm weights, which every thread has copied a part of
-    std::uint32_t* const arrivals = index > 0 ? a.arrivals + index : nullptr;
+    const std::uint32_t parity = index & 1;
     if (phase.input == Input::rows) {
-      if (arrivals != nullptr) meet(arrivals);
-      if (kFew) fetch_rows(a, memory, phase.x, phase.in, copies_of_rows);
+      barrier_wait(memory.arrived, parity);
     } else {
       const int pieces = (a.rows * a.hidden / 8 + kThreads - 1) / kThreads;
-      if (pieces <= 1) norm_rows<1>(launch, phase, memory, arrivals, copies_of_rows);
-      else if (kFew || pieces <= 2) norm_rows<kFewPieces>(launch, phase, memory, arrivals, copies_of_rows);
-      else if (pieces <= 4) norm_rows<4>(launch, phase, memory, arrivals, copies_of_rows);
-      else norm_rows<kMostPieces>(launch, phase, memory, arrivals, copies_of_rows);
+      if (pieces <= 1) norm_rows<1, kFew>(launch, phase, memory, parity);
+      else if (kFew || pieces <= 2) norm_rows<kFewPieces, kFew>(launch, phase, memory, parity);
+      else if (pieces <= 4) norm_rows<4, false>(launch, phase, memory, parity);
+      else norm_rows<kMostPieces, false>(launch, phase, memory, parity);
     }
-    if (phase.input == Input::added_and_normed || (kFew && phase.input == Input::rows)) copies_of_rows ^= 1;
+    if (phase.output == Output::rotated_and_appended) barrier_wait(memory.placed, 0);
     // What the next kernel asks for at once would come before weights; behind those of the last product there is nothing.
     if (index + 1 == launch.phase_count) let_next_kernel_begin();
     const int chunks = phase.in / kChunk, begin = chunks * warp / kWarps, count = chunks * (warp + 1) / kWarps - begin;
-    const bool in_memory = !kFew && phase.input == Input::rows;
+    const bool in_memory = !reads_shared_rows<kFew>(phase, a);
     const Bfloat16* const x = (in_memory ? phase.x + static_cast<std::size_t>(group) * phase.in : memory.row(group, phase.in)) + begin * kChunk + quarter * 8;
     const auto load_rows = [&](uint4(&values)[kStageChunks], int chunk) {
 #pragma unroll
@@ -464,7 +588,7 @@ __global__ void __launch_bounds__(kThreads, kFew && kStages == kLeastStages ? 2 
         else values[c] = *reinterpret_cast<const uint4*>(x + (chunk + c) * kChunk);
       }
     };
-    uint4 even[kStageChunks], odd[kStageChunks];  // kFew: of one stage, read when it is used
+    uint4 even[kStageChunks], odd[kStageChunks];  // unless kFew
     if (!kFew) {
       load_rows(even, 0);
       load_rows(odd, kStageChunks);
@@ -503,8 +627,30 @@ __global__ void __launch_bounds__(kThreads, kFew && kStages == kLeastStages ? 2 
       if (kFew) {
 #pragma unroll 1
         for (int chunk = 0; chunk < count; chunk += kStageChunks) {
-          load_rows(even, chunk);
-          stage(even, count - chunk);
+          wait_copies<kStages - 1>();
+          __syncwarp();
+          uint4 low[kStageChunks], high[kStageChunks];
+          const char* const from = read_base + slot * kStageBytes;
+#pragma unroll
+          for (int c = 0; c < kStageChunks; ++c) {
+            const int piece = ((c * 4 + quarter) ^ swap) * 16;
+            low[c] = *reinterpret_cast<const uint4*>(from + piece);
+            high[c] = *reinterpret_cast<const uint4*>(from + kTileRows / 2 * kStageRowBytes + piece);
+          }
+          slot = slot + 1 == kStages ? 0 : slot + 1;
+          __syncwarp();  // everybody has read the stage that is now filled anew
+          ring.request();
+#pragma unroll
+          for (int c = 0; c < kStageChunks; ++c) {
+            if (chunk + c >= count) break;  // the rest of the stage holds old weights
+            uint4 row = make_uint4(0, 0, 0, 0);
+            if (group < a.rows) row = *reinterpret_cast<const uint4*>(x + (chunk + c) * kChunk);
+            float part[4] = {};
+            multiply_add(part, low[c].x, high[c].x, low[c].y, high[c].y, row.x, row.y);
+            multiply_add(part, low[c].z, high[c].z, low[c].w, high[c].w, row.z, row.w);
+#pragma unroll
+            for (int e = 0; e < 4; ++e) sums[e] = __fadd_rn(sums[e], part[e]);
+          }
         }
       } else {
         for (int chunk = 0; chunk < count; chunk += kHeldChunks) {
@@ -519,11 +665,12 @@ __global__ void __launch_bounds__(kThreads, kFew && kStages == kLeastStages ? 2 
       Shares& mine = shares[buffer];
 #pragma unroll
       for (int e = 0; e < 4; ++e) mine[warp][quarter * 2 + e % 2][e / 2 * 8 + group] = sums[e];
-      __syncthreads();
+      meet_warps();
       // Half of the warps finish this tile, the other half the next: the ends of tiles, SwiGLU's above all, run beside products.
-      if (warp / 4 == buffer) finish_tile(launch, phase, tile, mine, threadIdx.x % 128, places.key_pages, places.positions);
+      if (warp / 4 == buffer) finish_tile(launch, phase, tile, mine, threadIdx.x % 128, places);
       buffer ^= 1;
     }
+    barrier_arrive(memory.done);
   }
   wait_copies<0>();
 }
@@ -534,7 +681,7 @@ struct Cut {
   int stages;
   int dynamic_bytes;
 };
-constexpr int kStaticSharedBytes = 2 * sizeof(Shares) + 1024;  // and a little more
+constexpr int kStaticSharedBytes = 2 * sizeof(Shares) + sizeof(Places) + 1024;  // and a little more
 
 struct DeviceLimits {
   int multiprocessors = 0, shared_bytes = 0;
@@ -551,18 +698,19 @@ DeviceLimits device_limits() {
 }
 
 // The widest that fits `limit` bytes of shared memory; 0 stages: none does.
-Cut cut_of(int rows, int hidden, int width, int intermediate, int norms, int limit) {
+Cut cut_of(int rows, int hidden, int width, int intermediate, int limit) {
   const auto bytes = [&](int stages, int in) {
-    return kWarps * stages * kStageBytes + (norms * hidden + rows * (in + kRowPadding)) * static_cast<int>(sizeof(Bfloat16));
+    return kWarps * stages * kStageBytes + (2 * hidden + rows * (hidden + kRowPadding) + rows * (in + kRowPadding)) * static_cast<int>(sizeof(Bfloat16));
   };
   const int widest = std::max({hidden, width, intermediate});
   Cut cut{rows * (hidden / 8) <= kFewPieces * kThreads, kFewStages, 0};
   // A block that has no more than a stage of a product at a time gains nothing by asking for more.
   if (widest <= kWarps * kStageChunks * kChunk) cut.stages = kLeastStages;
-  cut.dynamic_bytes = bytes(cut.stages, widest);
+  const int column_bytes = rows * (hidden + 4 * kLanes) * static_cast<int>(sizeof(float));
+  cut.dynamic_bytes = std::max(bytes(cut.stages, widest), bytes(cut.stages, hidden) + column_bytes);
   if (cut.few && cut.dynamic_bytes <= limit) return cut;
   for (const int stages : {kMostStages, kLeastStages}) {
-    cut = {false, stages, bytes(stages, hidden)};
+    cut = {false, stages, bytes(stages, std::max(hidden, width))};
     if (cut.dynamic_bytes <= limit) return cut;
   }
   return {};
@@ -573,6 +721,8 @@ void launch_blocks(const Launch& launch, const Cut& cut, const DeviceLimits& lim
   const auto kernel = decode_projections_kernel<kStages, kFew>;
   // Always the same value: other threads launch the kernel too, with more or fewer bytes.
   LOOPGAUGE_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, limits.shared_bytes));
+  // A kernel begins beside another only where the split of the first-level cache that the other one runs with has room for it.
+  LOOPGAUGE_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared));
   cudaLaunchAttribute attributes[2];
   attributes[0].id = cudaLaunchAttributeCooperative;  // all blocks are there at once, whatever else runs on the device: they wait for each other
   attributes[0].val.cooperative = 1;
@@ -580,7 +730,7 @@ void launch_blocks(const Launch& launch, const Cut& cut, const DeviceLimits& lim
   attributes[1].val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = static_cast<unsigned>(blocks);
-  config.blockDim = kThreads;
+  config.blockDim = kThreads + 32;
   config.dynamicSmemBytes = static_cast<std::size_t>(cut.dynamic_bytes);
   config.stream = stream;
   config.attrs = attributes;
@@ -595,9 +745,9 @@ bool decode_projections_cover(int rows, int hidden, int heads, int head_dim, int
   if (rows < 1 || rows > kMostProjectionRows) return false;
   // A warp has a share of every product; tiles are whole; rows are whole 16-byte pieces of every lane.
   if (hidden % 128 != 0 || width % kChunk != 0 || intermediate % kChunk != 0 || head_dim % kTileRows != 0 || (head_dim & (head_dim - 1)) != 0) return false;
-  if (hidden < kWarps * kChunk || width < kWarps * kChunk || intermediate < kWarps * kChunk) return false;
+  if (head_dim > kMostHeadDim || hidden < kWarps * kChunk || width < kWarps * kChunk || intermediate < kWarps * kChunk) return false;
   if (rows * (hidden / 8) > kMostPieces * kThreads) return false;
-  return cut_of(rows, hidden, width, intermediate, 4, device_limits().shared_bytes).stages > 0;
+  return cut_of(rows, hidden, width, intermediate, device_limits().shared_bytes).stages > 0;
 }
 
 void decode_projections(const DecodeProjectionsArguments& a, cudaStream_t stream) {
@@ -610,19 +760,19 @@ void decode_projections(const DecodeProjectionsArguments& a, cudaStream_t stream
     return launch.norm_count++;
   };
   if (a.attended != nullptr) {
-    add({Input::rows, Output::rows, a.o_proj, width, a.hidden, 0, 0, a.attended, a.projected, nullptr, nullptr, 0});
+    add({Input::rows, Output::rows, a.o_proj, width, a.hidden, 0, 0, a.attended, a.projected, nullptr, 0});
     const int first = norm(a.norm_after_attention);
     norm(a.norm_before_mlp);
     add({Input::added_and_normed, Output::activated, a.gate_up, a.hidden, 2 * a.intermediate, 0, 0, a.projected, a.activated,
-         a.residual, a.residual_after_attention, first});
-    add({Input::rows, Output::rows, a.down_proj, a.intermediate, a.hidden, 0, 0, a.activated, a.projected, nullptr, nullptr, 0});
+         a.residual_after_attention, first});
+    add({Input::rows, Output::rows, a.down_proj, a.intermediate, a.hidden, 0, 0, a.activated, a.projected, nullptr, 0});
   }
   if (a.qkv_weight != nullptr) {
     const bool behind = a.attended != nullptr;
     const int first = behind ? norm(a.norm_after_mlp) : 0;
     norm(a.input_norm);
     add({behind ? Input::added_and_normed : Input::normed, Output::rotated_and_appended, a.qkv_weight, a.hidden, 3 * width, 0, 0,
-         a.projected, a.qkv, behind ? a.residual_after_attention : a.residual, a.residual, first});
+         a.projected, a.qkv, a.residual, first});
   }
   const DeviceLimits limits = device_limits();
   int blocks = 0;  // no more than a product has tiles
@@ -632,7 +782,7 @@ void decode_projections(const DecodeProjectionsArguments& a, cudaStream_t stream
     launch.phases[i].each = launch.phases[i].out / 2 / blocks;
     launch.phases[i].more = launch.phases[i].out / 2 % blocks;
   }
-  const Cut cut = cut_of(a.rows, a.hidden, width, a.intermediate, 4, limits.shared_bytes);
+  const Cut cut = cut_of(a.rows, a.hidden, width, a.intermediate, limits.shared_bytes);
   if (cut.few && cut.stages == kFewStages) launch_blocks<kFewStages, true>(launch, cut, limits, blocks, stream);
   else if (cut.few) launch_blocks<kLeastStages, true>(launch, cut, limits, blocks, stream);
   else if (cut.stages == kMostStages) launch_blocks<kMostStages, false>(launch, cut, limits, blocks, stream);

@@ -44,7 +44,7 @@ struct DecodeProjectionsArguments {
   Bfloat16* projected = nullptr;
   Bfloat16* activated = nullptr;                 // scratch [rows, intermediate]
   Bfloat16* qkv = nullptr;                       // [rows, 3 * heads * head_dim]: q after RoPE in its place; the places of k and v are not written
-  std::uint32_t* arrivals = nullptr;             // [kProjectionArrivals], zero
+  std::uint32_t* arrivals = nullptr;             // [kProjectionArrivals], zero, 16-byte aligned
 };
 inline constexpr int kProjectionArrivals = 4;
 
@@ -59,9 +59,9 @@ bool decode_projections_cover(int rows, int hidden, int heads, int head_dim, int
 // Requires: decode_projections_cover(...); 16-byte aligned pointers; arrivals zeroed in stream order since the last launch with them.
 // Numerics: the bits of linear_split_k, rms_norm, rms_norm_residual_add, swiglu, rope and kv_append applied one after the other.
 // Determinism: as those; the number of blocks does not show.
-// Launch: cooperative, one block of 256 threads a multiprocessor or tile, programmatic: weights are requested before the kernel in front has ended, and
-//   the next kernel may begin with the last product (programmatic_launch.cuh). Blocks meet between two products, while the ring of requested weights
-//   fills with those of the next.
+// Launch: cooperative, one block of 288 threads a multiprocessor or tile, programmatic: weights are requested before the kernel in front has ended, and
+//   the next kernel may begin with the last product (programmatic_launch.cuh), where there are one or two rows beside these blocks. Blocks meet between
+//   two products, while the ring of requested weights fills with those of the next.
 // Traffic: the weights once; the rows are read by every block.
 void decode_projections(const DecodeProjectionsArguments& arguments, cudaStream_t stream);
 

@@ -66,7 +66,7 @@ struct Layout {
   static constexpr int kConsumers = kPacked ? 4 : 8;  // warps; then the producer, then the warp that combines
   static constexpr int kThreads = 32 * (kConsumers + 2);
   static constexpr int kBlocksPerSm = 2;
-  static constexpr int kSlots = 3;  // stages of a ring
+  static constexpr int kSlots = kPacked ? 3 : 2;  // stages of a ring; of BF16 rows K is there before q, and a CTA fits beside one of decode_projections
   static constexpr int kHeaderBytes = kPacked ? 32 : 0;
   static constexpr int kPayloadBytes = kPageTokens * kHeadDim / 2;
   static constexpr int kSlotBytes = kPacked ? kHeaderBytes + kPayloadBytes + 2 * kHeadDim * 4 : kStageRows * kHeadDim * 2;
@@ -1022,7 +1022,7 @@ __device__ __forceinline__ void finish(const Arguments& arguments, const Query& 
   }
 }
 
-// grid (CTAs of one row and head, heads, rows), Layout::kThreads threads, Shared as dynamic shared memory.
+// grid (heads, CTAs of one row and head, rows), Layout::kThreads threads, Shared as dynamic shared memory. What begins last has the fewest splits.
 template <int kHeadDim, bool kPacked, bool kStatistics>
 __global__ void __launch_bounds__(Layout<kHeadDim, kPacked>::kThreads, Layout<kHeadDim, kPacked>::kBlocksPerSm)
     dense_attention_kernel(const __grid_constant__ Arguments arguments) {
@@ -1045,7 +1045,7 @@ __global__ void __launch_bounds__(Layout<kHeadDim, kPacked>::kThreads, Layout<kH
   const bool has_written = warp == L::kConsumers && lane < arguments.written_count;
   const int written_request = has_written ? arguments.written_rows[lane].request : -1;
   const int written_position = has_written ? arguments.written_rows[lane].position : 0;
-  const int head = blockIdx.y, row_index = blockIdx.z;
+  const int head = blockIdx.x, row_index = blockIdx.z;
   const QueryRow row = arguments.rows[row_index];  // rows, tables and maps are older than the kernel in front
   __syncthreads();
   if (row.request < 0) {
@@ -1056,7 +1056,7 @@ __global__ void __launch_bounds__(Layout<kHeadDim, kPacked>::kThreads, Layout<kH
   const Query query{arguments.kv.shape, request.pages, request.maps,         arguments.layer, head,
                     row.position,       row.loop,      row.encoded_frontier, arguments.fault};
   const std::size_t head_index = static_cast<std::size_t>(row_index) * query.shape.heads + head;
-  SplitCursor cursor(blockIdx.x, gridDim.x, query.splits());
+  SplitCursor cursor(blockIdx.y, gridDim.y, query.splits());
   if (warp == L::kConsumers) {
     // The first position of the request that the kernel in front writes.
     const int own = arguments.written_count == 0 ? 0 : written_request == row.request ? written_position : 0x7FFFFFFF;
@@ -1125,20 +1125,19 @@ inline void launch_ctas(void (*kernel)(Arguments), int threads, int shared_bytes
   LOOPGAUGE_CUDA_CHECK(cudaGetDevice(&device));
   LOOPGAUGE_CUDA_CHECK(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
   LOOPGAUGE_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
+  LOOPGAUGE_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared));  // as decode_projections
   const int splits = (max_length + kSplitTokens - 1) / kSplitTokens, pairs = arguments.kv.shape.heads * row_count, resident = processors * blocks_per_sm;
   const int ctas = cta_count(pairs, splits, resident, most);
   cudaLaunchAttribute attribute;
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(ctas), static_cast<unsigned>(arguments.kv.shape.heads), static_cast<unsigned>(row_count));
+  config.gridDim = dim3(static_cast<unsigned>(arguments.kv.shape.heads), static_cast<unsigned>(ctas), static_cast<unsigned>(row_count));
   config.blockDim = static_cast<unsigned>(threads);
   config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
   config.stream = stream;
   config.attrs = &attribute;
-  // CTAs that begin while the kernel in front ends fill the multiprocessors one after the other as these become free: 144 of them took 73 of 132. Where
-  // they leave some out they begin together, and spread.
-  config.numAttrs = arguments.written_rows != nullptr && 8 * ctas * pairs >= 7 * resident ? 1 : 0;
+  config.numAttrs = arguments.written_rows != nullptr ? 1 : 0;
   LOOPGAUGE_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, arguments));
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Kernels that begin before the kernel in front of them in the stream has ended (programmatic dependent launch).
 //
-// The two kernels of a decode layer take turns: projections P, attention A, projections Q, ... What a kernel may do before it has waited for the one in
-// front of it follows from three rules that each of them keeps:
+// The kernels of a decode layer take turns: projections P, attention A (one kernel a kind of row), projections Q, ... What a kernel may do before it has
+// waited for the one in front of it follows from three rules that each of them keeps:
 // 1. Every thread waits (wait_for_previous_kernel) before it writes global memory and before it ends.
 // 2. A block lets the next kernel begin (let_next_kernel_begin, by any of its threads) only after that thread has waited, or by its end.
 // 3. Before it has waited, a kernel reads nothing that the kernel directly in front writes.

@@ -14,10 +14,13 @@ dense::Arguments reader_arguments(const ReferenceStatisticsArguments& a) {
 
 template <int kHeadDim>
 void launch_statistics(const ReferenceStatisticsArguments& a, cudaStream_t stream) {
+  dense::Arguments arguments = reader_arguments(a);
+  arguments.written_rows = a.written_rows;
+  arguments.written_count = a.written_count;
   if (a.encoded_history) {
-    dense::launch<kHeadDim, true, true>(reader_arguments(a), a.row_count, a.max_length, stream);
+    dense::launch<kHeadDim, true, true>(arguments, a.row_count, a.max_length, stream);
   } else {
-    dense::launch<kHeadDim, false, true>(reader_arguments(a), a.row_count, a.max_length, stream);
+    dense::launch<kHeadDim, false, true>(arguments, a.row_count, a.max_length, stream);
   }
 }
 

@@ -29,6 +29,8 @@ struct ReferenceStatisticsArguments {
   __nv_bfloat16* output = nullptr;  // [rows, heads * head_dim]: bf16(O_ref)
   void* workspace = nullptr;        // reference_statistics_workspace_bytes
   std::uint32_t* arrivals = nullptr;       // [layers, rows, heads]
+  const QueryRow* written_rows = nullptr;  // [written_count]; statistics: as in AttentionDecodeArguments
+  int written_count = 0;
   std::uint64_t* numeric_fault = nullptr;  // one word, see numeric_fault.hpp; lowered when a logit is not finite
   Fault fault = Fault::none;
 };

@@ -25,7 +25,7 @@ __device__ __forceinline__ void load_row(const Bfloat16* __restrict__ source, Bf
 __device__ __forceinline__ float inverse_root_mean_square(float sum_of_squares, int width, float epsilon) {
   // Times a power of two is the same rounded quotient, sooner.
   const float mean = (width & (width - 1)) == 0 ? __fmul_rn(sum_of_squares, 1.0f / static_cast<float>(width)) : __fdiv_rn(sum_of_squares, static_cast<float>(width));
-  return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, epsilon)));
+  return __frcp_rn(__fsqrt_rn(__fadd_rn(mean, epsilon)));
 }
 
 // The same of a row, for all threads of the block. `row` is complete and synchronised.
