@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The dense split-KV reader behind attention_decode and reference_statistics: every key 0..position of one query row and head.
 //
-// A CTA walks splits of 256 absolute positions of one (row, head). Its consumer warps read tiles that one producer warp keeps in flight with
-// bulk copies, a ring of stages for each consumer, and what a consumer reads at a time gives one partial result (maximum, sum, output): 32
-// BF16 rows, or the encoded rows of a page. One more warp combines these. The order is fixed by absolute positions alone: the partial
-// results of a split ascending, the splits of one residue modulo kChains ascending into a chain, the chains ascending. So neither the number
-// of CTAs of a (row, head), nor the batch, nor the length of the grid reaches a bit of the result.
+// A CTA walks splits of 256 absolute positions of one (row, head). What a consumer warp reads at a time gives one partial result (maximum, sum,
+// output): 32 BF16 rows, or the encoded rows of a page. The order is fixed by absolute positions alone: the partial results of a split ascending, the
+// splits of one residue modulo kChains ascending into a chain, the chains ascending. So neither the number of CTAs of a (row, head), nor the batch,
+// nor the length of the grid reaches a bit of the result.
+//
+// Without encoded rows one producer warp keeps tiles of eight consumers in flight with bulk copies, a ring of stages for each, and one more warp
+// combines. Where rows may be encoded a stage needs more addresses than one warp finds in time, and a page more arithmetic than eight warps a
+// multiprocessor hide: every warp fetches its own stages with asynchronous copies, two groups of four have a split each, and they combine in turn.
 //
 // Encoded rows are multiplied as integers. The codes of a row are unsigned bytes of mma.sync operand A; the other operand holds the digits
 // to base 256 of a fixed-point number, q * scale (K, four signed digits) or probability * scale (V, four unsigned digits), one digit a
@@ -54,6 +57,7 @@ inline constexpr int kSplitPages = kSplitTokens / kPageTokens;
 inline constexpr int kGranuleRows = 32;  // BF16 rows of one partial result
 inline constexpr int kGranules = kSplitTokens / kGranuleRows;
 inline constexpr int kStageRows = 16;  // BF16 rows of one stage
+inline constexpr int kPagePartials = 3;  // partial results of a page where rows may be encoded: of the encoded ones, of its two granules
 inline constexpr int kChains = 16;
 
 inline std::size_t chain_bytes(const KvShape& shape, int row_count) {
@@ -63,15 +67,15 @@ inline std::size_t chain_bytes(const KvShape& shape, int row_count) {
 // How a launch is cut. Nothing here reaches a result.
 template <int kHeadDim, bool kPacked>
 struct Layout {
-  static constexpr int kConsumers = kPacked ? 4 : 8;  // warps; then the producer, then the warp that combines
-  static constexpr int kThreads = 32 * (kConsumers + 2);
+  static constexpr int kConsumers = 8;  // warps; then, without encoded rows, the producer and the warp that combines
+  static constexpr int kGroups = kPacked ? kConsumers / kSplitPages : 1;  // of consumers, each of which has a split of its own
+  static constexpr int kThreads = 32 * (kConsumers + (kPacked ? 0 : 2));
   static constexpr int kBlocksPerSm = 2;
-  static constexpr int kSlots = kPacked ? 3 : 2;  // stages of a ring; of BF16 rows K is there before q, and a CTA fits beside one of decode_projections
-  static constexpr int kHeaderBytes = kPacked ? 32 : 0;
+  static constexpr int kSlots = 2;  // stages of a ring; of BF16 rows K is there before q, and a CTA fits beside one of decode_projections
   static constexpr int kPayloadBytes = kPageTokens * kHeadDim / 2;
-  static constexpr int kSlotBytes = kPacked ? kHeaderBytes + kPayloadBytes + 2 * kHeadDim * 4 : kStageRows * kHeadDim * 2;
-  static constexpr int kPartials = kPacked ? kGranules + kSplitPages : kGranules;
-  static_assert(kSlotBytes % 16 == 0 && kSlotBytes >= kHeaderBytes + kStageRows * kHeadDim * 2);
+  static constexpr int kSlotBytes = kPacked ? kPayloadBytes + 2 * kHeadDim * 4 : kStageRows * kHeadDim * 2;
+  static constexpr int kPartials = kPacked ? kSplitPages * kPagePartials : kGranules;
+  static_assert(kSlotBytes % 128 == 0 && kSlotBytes >= kStageRows * kHeadDim * 2);  // sectors of copies stay whole
 };
 
 #ifdef __CUDACC__
@@ -86,6 +90,11 @@ __device__ __forceinline__ float bf16_low(std::uint32_t pair) { return __uint_as
 __device__ __forceinline__ float bf16_high(std::uint32_t pair) { return __uint_as_float(pair & 0xFFFF0000u); }
 __device__ __forceinline__ float2 parameter(std::uint32_t word) {  // (minimum, scale)
   return __half22float2(*reinterpret_cast<const __half2*>(&word));
+}
+__device__ __forceinline__ float reciprocal(float x) {  // approximate
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
 }
 __device__ __forceinline__ float power_of_two(int exponent) { return __uint_as_float(static_cast<std::uint32_t>(127 + exponent) << 23); }
 // floor(log2(x)) of a positive normal x; -127 below.
@@ -104,43 +113,66 @@ __device__ __forceinline__ float warp_sum(float value) {
 // What exponents are taken against: keys whose logits are all -infinity (or NaN) weigh zero (or NaN), and never NaN by -infinity - -infinity.
 __device__ __forceinline__ float finite_reference(float maximum) { return maximum == minus_infinity() ? 0.0f : maximum; }
 
+// The same in all lanes of a converged warp, which the compiler does not see of what was loaded or is a number of a warp: it would guard every exchange
+// of a warp behind a branch on it.
+__device__ __forceinline__ int uniform(int value) { return __shfl_sync(~0u, value, 0); }
+template <class T>
+__device__ __forceinline__ T uniform(const T& value) {
+  static_assert(sizeof(T) % 4 == 0 && std::is_trivially_copyable_v<T>);
+  T result;
+#pragma unroll
+  for (std::size_t i = 0; i < sizeof(T) / 4; ++i) {
+    reinterpret_cast<std::uint32_t*>(&result)[i] = __shfl_sync(~0u, reinterpret_cast<const std::uint32_t*>(&value)[i], 0);
+  }
+  return result;
+}
+
 // --- shared memory ---
 
-struct StageHeader {  // of a stage of encoded rows of a page, by place
-  std::uint64_t rows;          // which rows of the page lie in the stream
-  std::uint64_t v_parameters;  // address of those of the first of them
-  std::int32_t segments;       // K: runs of places that share a group of 64 compact rows, so parameters, one after the other behind the rows
-  std::uint8_t ends[2];        // of the segments, in places
+struct alignas(16) StageHeader {  // of a stage of encoded rows of a page, by place
+  std::uint64_t rows;        // which rows of the page lie in the stream
+  std::uint8_t count;        // how many
+  std::uint8_t first_group;  // K: how many before a second group of 64 compact rows begins, whose parameters lie behind those of the first
+  bool whole;                // all 64, with parameters that are copied 16 bytes at a time
 };
-static_assert(sizeof(StageHeader) <= 32);
+static_assert(sizeof(StageHeader) == 16);
 
 // What one consumer warp keeps of a page of encoded rows.
 template <int kHeadDim>
 struct PageScratch {
   static constexpr int kHalves = kHeadDim / kGroupSize;
-  alignas(16) std::uint8_t folded[4 * kHeadDim];               // digits of q * scale: [digit][word of eight channels][even, odd][4]
-  alignas(16) std::uint32_t fixed[kHalves][kPageTokens];       // probability * scale, places permuted by fixed_place
-  alignas(16) std::uint8_t centers[kHalves][kPageTokens];      // likewise
-  alignas(16) std::uint32_t parameters[kLoops][kPageTokens * kHalves];  // of V, by stream and place
-  float weights[kPageTokens];                                  // by row: dots, then exp(logit - maximum)
-  std::uint8_t rows[kPageTokens];                              // by place
+  union {
+    alignas(16) std::uint8_t folded[4][kHeadDim + 8];       // K: digits of q * scale: [word of eight channels][even, odd][4]; no two share banks
+    alignas(16) std::uint32_t fixed[kHalves][kPageTokens];  // V: probability * scale, places permuted by fixed_place
+  };
+  alignas(16) std::uint8_t centers[kHalves][kPageTokens];  // likewise
+  alignas(16) __nv_bfloat16 q[kHeadDim];
+  float weights[kPageTokens];      // by row: dots, then exp(logit - maximum)
+  std::uint8_t rows[kPageTokens];  // by place
+  std::uint64_t listed;            // which rows those are
+  float2 statistics;               // (maximum, sum) of the page
+  StageHeader headers[2];          // by slot
 };
-struct NoScratch {};
+struct Nothing {};
+template <class L>
+struct RingBarriers {
+  std::uint64_t full[L::kConsumers][L::kSlots], empty[L::kConsumers][L::kSlots];
+};
 
 template <int kHeadDim, bool kPacked>
 struct Shared {
   using L = Layout<kHeadDim, kPacked>;
   alignas(128) unsigned char slots[L::kConsumers][L::kSlots][L::kSlotBytes];
-  alignas(16) float partial_output[2][L::kPartials][kHeadDim];  // of two splits in turn
+  alignas(16) float partial_output[2][L::kPartials][kHeadDim];  // of two splits in turn, or of the two groups
   alignas(16) float chain_output[kChains][kHeadDim];
   float2 partial_statistics[2][L::kPartials];
   float2 chain_statistics[kChains];
-  std::uint64_t full[L::kConsumers][L::kSlots], empty[L::kConsumers][L::kSlots];
   std::uint64_t partials_full[2], partials_empty[2];
-  std::conditional_t<kPacked, PageScratch<kHeadDim>, NoScratch> scratch[L::kConsumers];
+  std::conditional_t<kPacked, Nothing, RingBarriers<L>> ring;
+  std::conditional_t<kPacked, PageScratch<kHeadDim>, Nothing> scratch[L::kConsumers];
 };
 
-// One side of the ring of a consumer warp.
+// One side of the ring of a consumer warp that a producer fills.
 template <class L>
 struct Ring {
   unsigned char (*slots)[L::kSlotBytes];
@@ -187,6 +219,7 @@ struct Query {
     const bool shifted = fault == Fault::tail_read_as_encoded && page * kPageTokens <= position && pages[page].base_payload != 0;
     return min(shifted ? frontier + kPageTokens : frontier, position + 1);
   }
+  __device__ __forceinline__ bool all_encoded(int split) const { return (split + 1) * kSplitTokens <= min(frontier, position + 1); }
   // Rows of the page, from its first on, that are read encoded.
   __device__ __forceinline__ int encoded_rows(int page) const { return min(max(encoded_end(page) - page * kPageTokens, 0), kPageTokens); }
 };
@@ -239,7 +272,7 @@ __device__ __forceinline__ void produce_granule(const Query& query, Ring<L>& rin
     const RowRange stage = rows.stage(pass % 2);
     if (stage.empty()) continue;
     const std::size_t tile = page_tile_offset(query.shape, query.layer, pass < 2 ? KvTensor::k : KvTensor::v, query.head) * 2;
-    unsigned char* target = ring.claim() + L::kHeaderBytes;
+    unsigned char* target = ring.claim();
     std::uint64_t* full = &ring.full[ring.slot];
     barrier_arrive_expecting(full, (stage.end - stage.begin) * kRowBytes);
     const int base = pass % 2 * kStageRows;
@@ -262,131 +295,207 @@ __device__ __forceinline__ void produce_granule(const Query& query, Ring<L>& rin
   }
 }
 
-// One stage of encoded rows of a page, as a lane of the producer sees it: lanes 8 p..8 p + 7 serve page p of a split, lane % 8 < 4 the K of
-// stream lane % 4 + 1, the others its V, so that a warp finds the addresses of all stages of a split at once.
-struct PageStage {
-  std::uint64_t active = 0;
-  std::uint32_t rank = 0, rows[kLoops] = {};
-  std::uint64_t payload = 0, parameters = 0;  // of the block
+// Waits for the kernel in front, all lanes, before it reads positions from `first_written` on.
+template <class L, int kHeadDim>
+__device__ __forceinline__ void produce(const Query& query, Shared<kHeadDim, false>& shared, SplitCursor cursor, int first_written, int lane) {
+  static_assert(L::kConsumers == kGranules);
+  const int consumer = min(lane, L::kConsumers - 1);
+  Ring<L> ring{shared.slots[consumer], shared.ring.full[consumer], shared.ring.empty[consumer]};
+  int pass = 0;
+  // In the first round what fits the rings, of granules that are older than the kernel in front.
+#pragma unroll 1
+  for (bool waited = false; cursor.valid() || !waited;) {
+    const int split = cursor.split();
+    int end_pass = 4;
+    if (!waited) end_pass = cursor.valid() && split * kSplitTokens + (consumer + 1) * kGranuleRows <= first_written ? L::kSlots : 0;
+    if (lane < L::kConsumers && pass < end_pass) {
+      const RowRange rows = bf16_rows<false>(query, split, consumer);
+      if (!rows.empty()) produce_granule<L, kHeadDim>(query, ring, split, consumer, rows, pass, end_pass);
+    }
+    if (!waited) {
+      __syncwarp();
+      wait_for_previous_kernel();
+      waited = true;
+      pass = end_pass;
+      continue;
+    }
+    pass = 0;
+    cursor.next();
+    if (const int page = cursor.split() * kSplitPages + consumer / 2; page * kPageTokens <= query.position) {
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(query.pages + page));
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(query.maps + page));
+    }
+  }
+}
 
-  __device__ __forceinline__ void load(const Query& query, int page, int stream) {
-    if (page * kPageTokens > query.position) return;
+// --- the ring of a warp that fetches for itself ---
+
+template <int kBytes>
+__device__ __forceinline__ void copy_async(std::uint32_t target, const void* source) {
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(source) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(target), "l"(source), "n"(kBytes) : "memory");
+  }
+}
+__device__ __forceinline__ std::uint64_t shuffle(std::uint64_t value, int lane) { return __shfl_sync(~0u, value, lane); }
+
+// Where a 16-byte chunk of encoded rows lies in a stage. Rows of 64 bytes: with halves swapped in two of four, so that eight lanes of both readers
+// fall into different banks.
+template <int kHeadDim>
+__device__ __forceinline__ int chunk_place(int chunk) { return (kHeadDim == 128 ? chunk ^ (chunk >> 2 & 2) : chunk) * 16; }
+
+// The stages of one warp of a group, in the order in which it uses them: of the encoded rows of its page of a split K of every stream, then V; of its
+// granules K, K, V, V each. A slot that is left is filled with the stage kSlots further on.
+template <class L, int kHeadDim>
+struct PageRing {
+  static constexpr int kPasses = 4 * kGranules / kSplitPages;
+  const Query& query;
+  unsigned char (*slots)[L::kSlotBytes];
+  StageHeader* headers;  // by slot
+  int page_of_split;
+  bool leads;          // lets the next kernel begin
+  SplitCursor cursor;  // of the next stage to fetch; at first a split before the first
+  int left = 0;        // stages of encoded rows that its page still has
+  int source = 0;      // the lane that knows the next of them
+  int pass = kPasses;  // then, of its granules
+  int slot = 0, ahead = 0;
+  // Stages of encoded rows of four splits, the next first: lanes 8 i..8 i + 7 know the i-th of them, lane % 8 < 4 the K of stream lane % 4 + 1, the others V.
+  int described = 3;  // which of them is under way
+  const unsigned char* payload = nullptr;
+  const unsigned char* parameters = nullptr;
+  StageHeader header{};
+
+  __device__ __forceinline__ void describe(int lane) {
+    described = 0;
+    SplitCursor own = cursor;
+#pragma unroll 1
+    for (int i = lane / 8 * L::kGroups; i > 0; --i) own.next();
+    const int page = own.split() * kSplitPages + page_of_split;
+    const int encoded = query.encoded_rows(page);
+    if (encoded == 0) return;
+    const int stream = lane % 4 + 1;
+    const bool keys = lane % 8 < 4;
     const PageTableEntry& entry = query.pages[page];
     const ActivityMap& map = query.maps[page];
-    active = map.active[stream - 1];
-    rank = map.rank[stream - 1];
-#pragma unroll
-    for (int s = 0; s < kLoops; ++s) rows[s] = map.rows[s];
-    payload = stream == 1 ? entry.base_payload : entry.residual_payload;
-    parameters = entry.parameters;
+    const std::uint64_t rows = page_mask(0, 0, encoded) & map.active[stream - 1];
+    const int rank = static_cast<int>(map.rank[stream - 1]), count = __popcll(rows);
+    const StreamTile tile = stream_tile(query.shape, entry, map, query.layer, stream, keys ? KvTensor::k : KvTensor::v, query.head);
+    const int group = rank / kGroupSize, first_group = min((group + 1) * kGroupSize - rank, count);
+    payload = tile.payload + static_cast<std::size_t>(rank) * (kHeadDim / 2);
+    parameters = reinterpret_cast<const unsigned char*>(
+        tile.parameters + (keys ? static_cast<std::size_t>(group) * kHeadDim : static_cast<std::size_t>(rank) * (kHeadDim / kGroupSize)));
+    const bool aligned = keys ? first_group == count : reinterpret_cast<std::uint64_t>(parameters) % 16 == 0;
+    header = {rows, static_cast<std::uint8_t>(count), static_cast<std::uint8_t>(first_group), count == kPageTokens && aligned};
   }
-};
-
-template <class L, int kHeadDim>
-__device__ __forceinline__ void produce_pages(const Query& query, Ring<L>& ring, const PageStage& stage, int encoded, int lane) {
-  const int stream = lane % 4 + 1, streams = query.history_loop();
-  const bool keys = lane % 8 < 4;
-  const std::uint64_t below = encoded == kPageTokens ? ~std::uint64_t{0} : (std::uint64_t{1} << encoded) - 1;
-  const std::uint64_t rows = below & stage.active;
-  const int count = __popcll(rows), rank = static_cast<int>(stage.rank);
-  PageTableEntry entry{};
-  ActivityMap map{};
-  entry.base_payload = entry.residual_payload = stage.payload;
-  entry.parameters = stage.parameters;
+  __device__ __forceinline__ void next_split(int lane) {
 #pragma unroll
-  for (int s = 0; s < kLoops; ++s) map.rows[s] = stage.rows[s];
-  StreamTile tile{};
-#pragma unroll
-  for (int s = 1; s <= kLoops; ++s) {  // so that nothing is indexed at run time
-    if (s == stream) tile = stream_tile(query.shape, entry, map, query.layer, s, keys ? KvTensor::k : KvTensor::v, query.head);
-  }
-  const unsigned char* payload = tile.payload + static_cast<std::size_t>(rank) * (kHeadDim / 2);
-  const int group = rank / kGroupSize, first_group = min((group + 1) * kGroupSize - rank, count);
-  const std::uint32_t* parameters =
-      tile.parameters + (keys ? static_cast<std::size_t>(group) * kHeadDim : static_cast<std::size_t>(rank) * (kHeadDim / kGroupSize));
-  const std::uint64_t v_parameters = __shfl_sync(~0u, reinterpret_cast<std::uint64_t>(parameters), lane | 4);
-  const int payload_bytes = count * (kHeadDim / 2), parameter_bytes = keys ? (first_group < count ? 2 : 1) * kHeadDim * 4 : 0;
-#pragma unroll 1
-  for (int i = 0; i < 2 * streams; ++i) {  // K of every stream, then V
-    if (lane % 8 == (i < streams ? i : 4 + i - streams) && encoded > 0) {
-      unsigned char* slot = ring.claim();
-      std::uint64_t* full = &ring.full[ring.slot];
-      auto* header = reinterpret_cast<StageHeader*>(slot);
-      header->rows = rows;
-      header->v_parameters = v_parameters;
-      header->segments = first_group < count ? 2 : 1;
-      header->ends[0] = static_cast<std::uint8_t>(first_group);
-      header->ends[1] = static_cast<std::uint8_t>(count);
-      if (count > 0) {
-        barrier_arrive_expecting(full, payload_bytes + parameter_bytes);
-        bulk_copy(slot + L::kHeaderBytes, payload, payload_bytes, full);
-        if (keys) bulk_copy(slot + L::kHeaderBytes + L::kPayloadBytes, parameters, parameter_bytes, full);
-      } else {
-        barrier_arrive(full);
-      }
+    for (int i = 0; i < L::kGroups; ++i) cursor.next();
+    if (!cursor.valid()) {
+      if (leads) let_next_kernel_begin();  // which requests weights: behind all that was requested here
+      return;
     }
-    if (encoded > 0) ring.advance();
-    __syncwarp();  // no lane runs ahead of a stage: a claim counts on its predecessors'
+    if (++described == 4) describe(lane);
+    const int split = cursor.split();
+    left = query.encoded_rows(split * kSplitPages + page_of_split) > 0 ? 2 * query.history_loop() : 0;
+    source = 8 * described;
+    pass = query.all_encoded(split) ? kPasses : 0;
   }
-}
 
-// Waits for the kernel in front, all lanes, before it reads positions from `first_written` on (BF16 rows; encoded ones: before it reads any).
-template <class L, int kHeadDim, bool kPacked>
-__device__ __forceinline__ void produce(const Query& query, Shared<kHeadDim, kPacked>& shared, SplitCursor cursor, int first_written, int lane) {
-  if constexpr (kPacked) {
-    static_assert(L::kConsumers == kSplitPages);
-    wait_for_previous_kernel();
-    const int warp = lane / 8, stream = lane % 4 + 1;
-    Ring<L> ring{shared.slots[warp], shared.full[warp], shared.empty[warp]};
-    PageStage stage;
-    stage.load(query, cursor.split() * kSplitPages + warp, stream);
-    while (cursor.valid()) {
-      const int split = cursor.split();
-      const PageStage present = stage;
-      cursor.next();
-      stage.load(query, cursor.split() * kSplitPages + warp, stream);  // in flight while this split's stages are issued
-      const int encoded = query.encoded_rows(split * kSplitPages + warp);
-      if (__any_sync(~0u, encoded > 0)) produce_pages<L, kHeadDim>(query, ring, present, encoded, lane);
-#pragma unroll 1
-      for (int granule = 2 * warp; granule < 2 * warp + 2; ++granule) {
-        const RowRange rows = bf16_rows<true>(query, split, granule);
-        if (!rows.empty() && lane % 8 == 0) produce_granule<L, kHeadDim>(query, ring, split, granule, rows);
-      }
-      __syncwarp();
-      ring.slot = __shfl_sync(~0u, ring.slot, lane & ~7);
-      ring.phase = __shfl_sync(~0u, ring.phase, lane & ~7);
+  __device__ __forceinline__ void fetch_encoded(int lane) {
+    constexpr int kRowChunks = kHeadDim / 32;  // 16 bytes each
+    const bool keys = source % 8 < 4;
+    const std::uint32_t own_flags = header.count | header.first_group << 8 | header.whole << 16, flags = __shfl_sync(~0u, own_flags, source);
+    const auto* chunks = reinterpret_cast<const unsigned char*>(shuffle(reinterpret_cast<std::uint64_t>(payload), source)) + lane * 16;
+    const auto* from = reinterpret_cast<const unsigned char*>(shuffle(reinterpret_cast<std::uint64_t>(parameters), source));
+    if (lane == source) headers[slot] = header;
+    const std::uint32_t target = shared_address(slots[slot]);
+    if (flags >> 16 != 0) {
+#pragma unroll
+      for (int i = 0; i < kPageTokens * kRowChunks / 32; ++i) copy_async<16>(target + chunk_place<kHeadDim>(lane) + 512 * i, chunks + 512 * i);
+      if (kHeadDim == 128 || lane < 16) copy_async<16>(target + L::kPayloadBytes + lane * 16, from + lane * 16);
+      return;
     }
-  } else {
-    static_assert(L::kConsumers == kGranules);
-    const int consumer = min(lane, L::kConsumers - 1);
-    Ring<L> ring{shared.slots[consumer], shared.full[consumer], shared.empty[consumer]};
-    int pass = 0;
-    // In the first round what fits the rings, of granules that are older than the kernel in front.
+    const int count = flags & 255;
 #pragma unroll 1
-    for (bool waited = false; cursor.valid() || !waited;) {
-      const int split = cursor.split();
-      int end_pass = 4;
-      if (!waited) end_pass = cursor.valid() && split * kSplitTokens + (consumer + 1) * kGranuleRows <= first_written ? L::kSlots : 0;
-      if (lane < L::kConsumers && pass < end_pass) {
-        const RowRange rows = bf16_rows<false>(query, split, consumer);
-        if (!rows.empty()) produce_granule<L, kHeadDim>(query, ring, split, consumer, rows, pass, end_pass);
-      }
-      if (!waited) {
-        __syncwarp();
-        wait_for_previous_kernel();
-        waited = true;
-        pass = end_pass;
+    for (int i = 0; 32 * i + lane < count * kRowChunks; ++i) copy_async<16>(target + chunk_place<kHeadDim>(lane) + 512 * i, chunks + 512 * i);
+    if (keys) {
+      const int parameter_chunks = (count == 0 ? 0 : (flags >> 8 & 255) < count ? 2 : 1) * (kHeadDim / 4);
+#pragma unroll 1
+      for (int chunk = lane; chunk < parameter_chunks; chunk += 32) copy_async<16>(target + L::kPayloadBytes + chunk * 16, from + chunk * 16);
+    } else {
+      constexpr int kBytes = kHeadDim / kGroupSize * 4;  // of a row
+#pragma unroll 1
+      for (int place = lane; place < count; place += 32) copy_async<kBytes>(target + L::kPayloadBytes + place * kBytes, from + place * kBytes);
+    }
+  }
+  // Rows `range` of a granule, all of one stage.
+  __device__ __forceinline__ void fetch_rows(int granule, RowRange range, bool keys, int lane) {
+    constexpr int kRowBytes = kHeadDim * 2, kRowLanes = kRowBytes / 16, kStepRows = 32 / kRowLanes;
+    const int page = cursor.split() * kSplitPages + granule / 2, in_page = granule % 2 * kGranuleRows;
+    const int own_row = query.position - page * kPageTokens - in_page;
+    const PageTableEntry& entry = query.pages[page];
+    const ActivityMap& map = query.maps[page];
+    const std::size_t tile = page_tile_offset(query.shape, query.layer, keys ? KvTensor::k : KvTensor::v, query.head) * 2;
+    const int first = range.begin / kStageRows * kStageRows, lane_row = first + lane / kRowLanes;  // of the granule
+    const std::size_t offset = tile + (in_page + lane_row) * kRowBytes + lane % kRowLanes * 16;
+    // Of the lane's rows, lane_row the lowest bit: which have their logical version in a plane, or in a deeper one.
+    std::uint64_t sources[kLoops];
+    std::uint32_t held[kLoops];
+#pragma unroll
+    for (int plane = 1; plane <= kLoops; ++plane) {
+      sources[plane - 1] = 0;
+      held[plane - 1] = 0;
+      if (plane > query.loop) continue;
+      sources[plane - 1] = entry.bf16[plane - 1] + offset;
+      held[plane - 1] = static_cast<std::uint32_t>(map.active[plane - 1] >> in_page);
+      if (plane > query.history_loop()) held[plane - 1] &= own_row >= 0 && own_row < kGranuleRows ? 1u << own_row : 0u;
+      held[plane - 1] >>= lane_row;
+    }
+    const std::uint32_t below = range.end == kGranuleRows ? ~0u : (1u << range.end) - 1;
+    const std::uint32_t copied = (below & (~0u << range.begin)) >> lane_row;
+    const std::uint32_t target = shared_address(slots[slot]) + lane * 16;
+#pragma unroll
+    for (int i = 0; i < kStageRows / kStepRows; ++i) {
+      const std::uint32_t bit = 1u << (i * kStepRows);
+      std::uint64_t source = sources[0];
+#pragma unroll
+      for (int plane = 2; plane <= kLoops; ++plane) source = held[plane - 1] & bit ? sources[plane - 1] : source;
+      if (copied & bit) copy_async<16>(target + i * 512, reinterpret_cast<const unsigned char*>(source) + i * kStepRows * kRowBytes);
+    }
+  }
+  __device__ __forceinline__ void fetch(int lane) {
+    bool fetched = false;
+    while (left == 0 && !fetched && cursor.valid()) {
+      if (pass == kPasses) {
+        next_split(lane);
         continue;
       }
-      pass = 0;
-      cursor.next();
-      if (const int page = cursor.split() * kSplitPages + consumer / 2; page * kPageTokens <= query.position) {
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(query.pages + page));
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(query.maps + page));
-      }
+      const int granule = 2 * page_of_split + pass / 4;
+      const RowRange range = bf16_rows<true>(query, cursor.split(), granule).stage(pass % 2);
+      fetched = !range.empty();
+      if (fetched) fetch_rows(granule, range, pass % 4 < 2, lane);
+      ++pass;
     }
+    if (left > 0) {
+      fetch_encoded(lane);
+      const int streams = query.history_loop();
+      source += --left == streams ? 5 - streams : 1;  // V behind K
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+    if (++slot == L::kSlots) slot = 0;
   }
-}
+  // The next stage, while those behind it are under way; the slot of the one before is filled again.
+  __device__ __forceinline__ unsigned char* acquire(int lane) {
+    __syncwarp();  // the stage before has been read
+#pragma unroll 1
+    for (; ahead < L::kSlots; ++ahead) fetch(lane);
+    --ahead;
+    asm volatile("cp.async.wait_group %0;" ::"n"(L::kSlots - 1) : "memory");
+    __syncwarp();  // what the other lanes have copied
+    return slots[slot];
+  }
+};
 
 // --- consumers ---
 
@@ -436,43 +545,35 @@ __device__ __forceinline__ void halve(float (&values)[kCount], bool upper, int d
 // The row of a granule whose logit and weight a lane holds.
 __device__ __forceinline__ int granule_row(int lane) { return lane % 2 * kStageRows + lane % 8 / 2 * 4 + lane / 8; }
 
-// The logit of row granule_row(lane) of one granule, if that is in `rows`.
-template <class L, int kHeadDim>
-__device__ __forceinline__ float granule_logit(Ring<L>& ring, const float (&q)[kHeadDim / 8], RowRange rows, int lane) {
+// Into `logit`, that of row granule_row(lane) of a granule, if that is in the stage.
+template <int kHeadDim>
+__device__ __forceinline__ void stage_logit(const unsigned char* data, const float (&q)[kHeadDim / 8], int stage, float& logit, int lane) {
   constexpr int kRowBytes = kHeadDim * 2;
   constexpr int kVectors = kHeadDim / 64;
   const int part = lane % 8, slot = lane / 8;
-  // Of a stage, step u covers rows 4 u..4 u + 3, eight lanes each. After the exchanges lanes part 2 u and 2 u + 1 hold the dot of row 4 u + slot,
-  // and the even one keeps that of the first stage, the odd one that of the second.
-  float logit = 0.0f;
-#pragma unroll 1
-  for (int stage = 0; stage < 2; ++stage) {
-    if (rows.stage(stage).empty()) continue;
-    const unsigned char* data = ring.acquire() + L::kHeaderBytes;
-    float dots[4];
+  // Step u covers rows 4 u..4 u + 3, eight lanes each. After the exchanges lanes part 2 u and 2 u + 1 hold the dot of row 4 u + slot, and the even
+  // one keeps that of the first stage, the odd one that of the second.
+  float dots[4];
 #pragma unroll
-    for (int u = 0; u < 4; ++u) {
-      float dot = 0.0f;
+  for (int u = 0; u < 4; ++u) {
+    float dot = 0.0f;
 #pragma unroll
-      for (int v = 0; v < kVectors; ++v) {
-        const uint4 vector = *reinterpret_cast<const uint4*>(data + (4 * u + slot) * kRowBytes + (v * 8 + part) * 16);
-        const std::uint32_t pairs[4] = {vector.x, vector.y, vector.z, vector.w};
+    for (int v = 0; v < kVectors; ++v) {
+      const uint4 vector = *reinterpret_cast<const uint4*>(data + (4 * u + slot) * kRowBytes + (v * 8 + part) * 16);
+      const std::uint32_t pairs[4] = {vector.x, vector.y, vector.z, vector.w};
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          dot = __fmaf_rn(q[8 * v + 2 * i], bf16_low(pairs[i]), dot);
-          dot = __fmaf_rn(q[8 * v + 2 * i + 1], bf16_high(pairs[i]), dot);
-        }
+      for (int i = 0; i < 4; ++i) {
+        dot = __fmaf_rn(q[8 * v + 2 * i], bf16_low(pairs[i]), dot);
+        dot = __fmaf_rn(q[8 * v + 2 * i + 1], bf16_high(pairs[i]), dot);
       }
-      dots[u] = dot;
     }
-    ring.release(lane);
-    halve(dots, part & 4, 4);
-    float two[2] = {dots[0], dots[1]};
-    halve(two, part & 2, 2);
-    const float dot = __fadd_rn(two[0], __shfl_xor_sync(~0u, two[0], 1));
-    if ((part & 1) == stage) logit = __fmul_rn(dot, score_scale<kHeadDim>());
+    dots[u] = dot;
   }
-  return logit;
+  halve(dots, part & 4, 4);
+  float two[2] = {dots[0], dots[1]};
+  halve(two, part & 2, 2);
+  const float dot = __fadd_rn(two[0], __shfl_xor_sync(~0u, two[0], 1));
+  if ((part & 1) == stage) logit = __fmul_rn(dot, score_scale<kHeadDim>());
 }
 
 // Weights of the keys of a warp, one or two a lane, from their logits: exp(logit - maximum), 0 without a key.
@@ -487,37 +588,34 @@ __device__ __forceinline__ float warp_weights(const float (&logits)[kCount], con
   return maximum;
 }
 
-// Sum of weight * V over the rows of one granule; the lane holds the weight of row granule_row(lane).
-template <class L, int kHeadDim>
-__device__ __forceinline__ void granule_values(Ring<L>& ring, float weight, RowRange rows, float* output, int lane) {
+// accumulator += weight * V over rows `copied` of a stage; the lane holds the weight of row granule_row(lane) of the granule.
+template <int kHeadDim>
+__device__ __forceinline__ void add_stage_values(const unsigned char* data, float weight, int stage, RowRange copied, float (&accumulator)[8], int lane) {
   constexpr int kRowBytes = kHeadDim * 2;
   constexpr int kRowLanes = kHeadDim / 8, kStepRows = 32 / kRowLanes;
   const int chunk = lane % kRowLanes, step_row = lane / kRowLanes;
-  float accumulator[8] = {};
-#pragma unroll 1
-  for (int stage = 0; stage < 2; ++stage) {
-    const RowRange copied = rows.stage(stage);
-    if (copied.empty()) continue;
-    const unsigned char* data = ring.acquire() + L::kHeaderBytes;
-    const bool whole = copied.end - copied.begin == kStageRows;
+  const bool whole = copied.end - copied.begin == kStageRows;
 #pragma unroll
-    for (int s = 0; s < kStageRows / kStepRows; ++s) {
-      const int row = s * kStepRows + step_row;  // of the stage
-      const float p = __shfl_sync(~0u, weight, row % 4 * 8 + row / 4 * 2 + stage);
-      uint4 vector = *reinterpret_cast<const uint4*>(data + row * kRowBytes + chunk * 16);
-      if (!whole && (row + stage * kStageRows < copied.begin || row + stage * kStageRows >= copied.end)) vector = make_uint4(0, 0, 0, 0);
-      const std::uint32_t pairs[4] = {vector.x, vector.y, vector.z, vector.w};
+  for (int s = 0; s < kStageRows / kStepRows; ++s) {
+    const int row = s * kStepRows + step_row;  // of the stage
+    const float p = __shfl_sync(~0u, weight, row % 4 * 8 + row / 4 * 2 + stage);
+    uint4 vector = *reinterpret_cast<const uint4*>(data + row * kRowBytes + chunk * 16);
+    if (!whole && (row + stage * kStageRows < copied.begin || row + stage * kStageRows >= copied.end)) vector = make_uint4(0, 0, 0, 0);
+    const std::uint32_t pairs[4] = {vector.x, vector.y, vector.z, vector.w};
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        accumulator[2 * i] = __fmaf_rn(p, bf16_low(pairs[i]), accumulator[2 * i]);
-        accumulator[2 * i + 1] = __fmaf_rn(p, bf16_high(pairs[i]), accumulator[2 * i + 1]);
-      }
+    for (int i = 0; i < 4; ++i) {
+      accumulator[2 * i] = __fmaf_rn(p, bf16_low(pairs[i]), accumulator[2 * i]);
+      accumulator[2 * i + 1] = __fmaf_rn(p, bf16_high(pairs[i]), accumulator[2 * i + 1]);
     }
-    ring.release(lane);
   }
+}
+
+// Writes what add_stage_values left in a warp.
+template <int kHeadDim>
+__device__ __forceinline__ void store_granule(float (&accumulator)[8], float* output, int lane) {
   halve(accumulator, lane & 16, 16);
   float4 quarter = make_float4(accumulator[0], accumulator[1], accumulator[2], accumulator[3]);
-  const int channel = chunk * 8 + (lane & 16 ? 4 : 0);
+  const int channel = lane % (kHeadDim / 8) * 8 + (lane & 16 ? 4 : 0);
   if constexpr (kHeadDim == 128) {
     *reinterpret_cast<float4*>(output + channel) = quarter;
   } else {
@@ -531,14 +629,28 @@ __device__ __forceinline__ void granule_values(Ring<L>& ring, float weight, RowR
 template <class L, int kHeadDim, class Sink>
 __device__ __forceinline__ void consume_granule(Ring<L>& ring, const float (&q)[kHeadDim / 8], RowRange rows, int first_position, const Sink& sink,
                                                 float* output, float2* statistics, int lane) {
-  const float logits[1] = {granule_logit<L, kHeadDim>(ring, q, rows, lane)};
+  float logits[1] = {};
+#pragma unroll 1
+  for (int stage = 0; stage < 2; ++stage) {
+    if (rows.stage(stage).empty()) continue;
+    stage_logit<kHeadDim>(ring.acquire(), q, stage, logits[0], lane);
+    ring.release(lane);
+  }
   const int row = granule_row(lane);
   const bool present[1] = {row >= rows.begin && row < rows.end};  // other rows of a stage were not copied
   if (present[0]) sink(first_position + row, logits[0]);
   float weights[1];
   const float maximum = warp_weights(logits, present, weights);
   const float sum = warp_sum(weights[0]);
-  granule_values<L, kHeadDim>(ring, weights[0], rows, output, lane);
+  float accumulator[8] = {};
+#pragma unroll 1
+  for (int stage = 0; stage < 2; ++stage) {
+    const RowRange copied = rows.stage(stage);
+    if (copied.empty()) continue;
+    add_stage_values<kHeadDim>(ring.acquire(), weights[0], stage, copied, accumulator, lane);
+    ring.release(lane);
+  }
+  store_granule<kHeadDim>(accumulator, output, lane);
   if (lane == 0) *statistics = make_float2(maximum, sum);
 }
 
@@ -581,29 +693,46 @@ __device__ __forceinline__ void list_rows(std::uint64_t mask, std::uint8_t* rows
   __syncwarp();
 }
 
-// weights[row] += q·dec(K) for the rows of one stage.
+// Fault::wrong_compact_rank: every place gets the row whose place is its row.
 template <class L, int kHeadDim>
-__device__ __forceinline__ void dot_stage(const unsigned char* stage, const float (&q)[kHeadDim / 32], PageScratch<kHeadDim>& scratch, int count,
-                                          std::uint64_t absent, Fault fault, int lane) {
+__device__ __forceinline__ void misplace_rows(unsigned char* stage, const std::uint8_t* rows, int count, int lane) {
+  constexpr int kRowChunks = kHeadDim / 32;
+#pragma unroll 1
+  for (int place = 0; place < count; ++place) {  // of a row that is still in its place
+    const int row = min(static_cast<int>(rows[place]), count - 1);
+    if (lane < kRowChunks) {
+      *reinterpret_cast<uint4*>(stage + chunk_place<kHeadDim>(place * kRowChunks + lane)) =
+          *reinterpret_cast<const uint4*>(stage + chunk_place<kHeadDim>(row * kRowChunks + lane));
+    }
+    __syncwarp();
+  }
+}
+
+// weights[row] += q·dec(K) for the rows of one stage; Fault::absent_residual_as_code_zero: of absent rows below `absent_below` the minima alone.
+template <class L, int kHeadDim>
+__device__ __forceinline__ void dot_stage(const unsigned char* stage, const StageHeader& header, int count, PageScratch<kHeadDim>& scratch, int absent_below,
+                                          Fault fault, int lane) {
   constexpr int kOwn = kHeadDim / 32;        // channels that a lane folds
   constexpr int kLaneBytes = kHeadDim / 8;   // of a payload row
   constexpr int kWords = kLaneBytes / 4;
   const int row_lane = lane / 4, part = lane % 4;
-  const unsigned char* payload = stage + L::kHeaderBytes;
-  const auto& header = *reinterpret_cast<const StageHeader*>(stage);
-  const int segments = header.segments;
-  for (int segment = 0, begin = 0, end; segment < segments; ++segment, begin = end) {
-    end = header.ends[segment];
+  const unsigned char* payload = stage;
+  const int first_group = uniform(static_cast<int>(header.first_group));
+  int begin = 0, end = first_group;
+#pragma unroll 1
+  for (int segment = 0; segment < 2 && begin < count; ++segment, begin = end, end = count) {
     float scaled[kOwn];
     float bias = 0.0f, largest = 0.0f;
     {
-      std::uint32_t pairs[kOwn];
+      std::uint32_t pairs[kOwn], q_pairs[kOwn / 2];
+      load_words<2 * kOwn>(q_pairs, scratch.q + lane * kOwn);
       load_words<4 * kOwn>(pairs, payload + L::kPayloadBytes + (segment * kHeadDim + lane * kOwn) * 4);
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) {
         const float2 minimum_scale = parameter(pairs[i]);
-        scaled[i] = __fmul_rn(q[i], minimum_scale.y);  // exact: 8 + 11 bits
-        bias = __fmaf_rn(q[i], minimum_scale.x, bias);
+        const float q = i % 2 == 0 ? bf16_low(q_pairs[i / 2]) : bf16_high(q_pairs[i / 2]);
+        scaled[i] = __fmul_rn(q, minimum_scale.y);  // exact: 8 + 11 bits
+        bias = __fmaf_rn(q, minimum_scale.x, bias);
         largest = fmaxf(largest, fabsf(scaled[i]));
       }
     }
@@ -627,7 +756,7 @@ __device__ __forceinline__ void dot_stage(const unsigned char* stage, const floa
         const std::uint32_t pair[4] = {low, low >> 16, high, high >> 16};
 #pragma unroll
         for (int digit = 0; digit < 4; ++digit) {
-          *reinterpret_cast<std::uint16_t*>(scratch.folded + digit * kHeadDim + lane / 2 * 8 + odd * 4 + lane % 2 * 2) =
+          *reinterpret_cast<std::uint16_t*>(scratch.folded[digit] + lane / 2 * 8 + odd * 4 + lane % 2 * 2) =
               static_cast<std::uint16_t>(pair[digit]);
         }
       }
@@ -636,7 +765,7 @@ __device__ __forceinline__ void dot_stage(const unsigned char* stage, const floa
       for (int odd = 0; odd < 2; ++odd) {
 #pragma unroll
         for (int digit = 0; digit < 4; ++digit) {
-          scratch.folded[digit * kHeadDim + lane / 4 * 8 + odd * 4 + lane % 4] = static_cast<std::uint8_t>(digits[odd] >> (8 * digit));
+          scratch.folded[digit][lane / 4 * 8 + odd * 4 + lane % 4] = static_cast<std::uint8_t>(digits[odd] >> (8 * digit));
         }
       }
     }
@@ -645,41 +774,54 @@ __device__ __forceinline__ void dot_stage(const unsigned char* stage, const floa
     if (row_lane < 4) {
 #pragma unroll
       for (int w = 0; w < kWords; ++w) {
-        load_words<8>(columns[w], scratch.folded + row_lane * kHeadDim + (part * kWords + w) * 8);
+        load_words<8>(columns[w], scratch.folded[row_lane] + (part * kWords + w) * 8);
       }
     }
     if (fault == Fault::absent_residual_as_code_zero && segment == 0) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        if ((absent >> (lane + 32 * half)) & 1u) scratch.weights[lane + 32 * half] = __fadd_rn(scratch.weights[lane + 32 * half], bias);
+        const int row = lane + 32 * half;
+        if (row < absent_below && ((header.rows >> row) & 1u) == 0) scratch.weights[row] = __fadd_rn(scratch.weights[row], bias);
       }
       __syncwarp();
     }
     constexpr int kTiles = 2;  // of 16 rows, together
-    for (int base = begin; base < end; base += 16 * kTiles) {
-      std::uint32_t words[kTiles][2][kWords];
+    int base = begin;
+#pragma unroll 1
+    do {
+      std::uint32_t words[kTiles][2][kWords];  // rows that are not of the segment are read as well, to no effect
+      const auto load = [&](auto&& place) {
 #pragma unroll
-      for (int t = 0; t < kTiles; ++t) {
-        if (base + 16 * t >= end) break;  // the same in the whole warp
+        for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          int row = min(base + 16 * t + 8 * half + row_lane, count - 1);
-          if (fault == Fault::wrong_compact_rank) row = min(static_cast<int>(scratch.rows[row]), count - 1);
-          load_words<kLaneBytes>(words[t][half], payload + row * (kHeadDim / 2) + part * kLaneBytes);
+          for (int half = 0; half < 2; ++half) {
+            load_words<kLaneBytes>(words[t][half], payload + place(16 * t + 8 * half));
+          }
+        }
+      };
+      const int row = base + row_lane;
+      const auto place_of = [part](int row) {
+        return kHeadDim == 128 ? chunk_place<kHeadDim>(row * 4 + part) : row * (kHeadDim / 2) + part * kLaneBytes;
+      };
+      if (base + 16 * kTiles <= kPageTokens) {
+        load([first = place_of(row)](int further) { return first + further * (kHeadDim / 2); });
+      } else {
+        load([&](int further) { return place_of(min(row + further, kPageTokens - 1)); });
+      }
+      int sums[kTiles][4] = {};
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) {
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t) {
+          const std::uint32_t top = words[t][0][w], bottom = words[t][1][w];
+          multiply_bytes_signed(sums[t], top & kLowNibbles, bottom & kLowNibbles, top & kHighNibbles, bottom & kHighNibbles, columns[w][0],
+                                columns[w][1]);
         }
       }
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
-        if (base + 16 * t >= end) break;
-        int sums[4] = {};
-#pragma unroll
-        for (int w = 0; w < kWords; ++w) {
-          const std::uint32_t top = words[t][0][w], bottom = words[t][1][w];
-          multiply_bytes_signed(sums, top & kLowNibbles, bottom & kLowNibbles, top & kHighNibbles, bottom & kHighNibbles, columns[w][0],
-                                columns[w][1]);
-        }
         // Lane part 0 has digits 0 and 1, part 1 digits 2 and 3; part 0 completes rows 0..7, part 1 rows 8..15 of the tile.
-        const int upper = sums[0] + sums[1] * 256, lower = sums[2] + sums[3] * 256;
+        const int upper = sums[t][0] + sums[t][1] * 256, lower = sums[t][2] + sums[t][3] * 256;
         const bool odd = part & 1;
         const int own = odd ? lower : upper, other = __shfl_xor_sync(~0u, odd ? upper : lower, 1);
         float dot = __fmul_rn(__fmaf_rn(static_cast<float>(odd ? own : other), 65536.0f, static_cast<float>(odd ? other : own)), down);
@@ -690,7 +832,8 @@ __device__ __forceinline__ void dot_stage(const unsigned char* stage, const floa
           target = __fadd_rn(target, __fadd_rn(dot, bias));
         }
       }
-    }
+      base += 16 * kTiles;
+    } while (base < end);
   }
   __syncwarp();
 }
@@ -702,13 +845,13 @@ __device__ __forceinline__ int fixed_place(int place) { return (place & ~15) | (
 // channels channel_of(lane, j) where its column pair belongs to their half.
 template <class L, int kHeadDim>
 __device__ __forceinline__ void add_stage(const unsigned char* stage, const std::uint32_t* parameters, PageScratch<kHeadDim>& scratch, int count,
-                                          Fault fault, float (&output)[kHeadDim / 16], float (&offsets)[kHeadDim / kGroupSize], int lane) {
+                                          float (&output)[kHeadDim / 16], float (&offsets)[kHeadDim / kGroupSize], int lane) {
   constexpr int kHalves = kHeadDim / kGroupSize;
   constexpr int kLaneBytes = kHeadDim / 16;  // of a payload row
   constexpr int kWords = kLaneBytes / 4;
   const int row_lane = lane / 4, part = lane % 4;
   const int half_of_lane = kHalves == 2 ? row_lane / 4 : 0;
-  const unsigned char* payload = stage + L::kHeaderBytes;
+  const unsigned char* payload = stage;
 
   // weight * scale of every place and half as an unsigned fixed-point number, the codes nearest to zero, and what these leave.
   float product[2][kHalves];
@@ -718,10 +861,12 @@ __device__ __forceinline__ void add_stage(const unsigned char* stage, const std:
     const int place = lane + 32 * i;
     const bool listed = place < count;
     const float weight = listed ? scratch.weights[scratch.rows[place]] : 0.0f;
+    std::uint32_t pairs[kHalves] = {};
+    if (listed) load_words<4 * kHalves>(pairs, parameters + place * kHalves);
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
-      const float2 minimum_scale = listed ? parameter(parameters[place * kHalves + h]) : make_float2(0.0f, 0.0f);
-      const int center = min(max(__float2int_rn(__fdividef(-minimum_scale.x, minimum_scale.y)), 0), 15);
+      const float2 minimum_scale = parameter(pairs[h]);
+      const int center = min(max(__float2int_rn(__fmul_rn(-minimum_scale.x, reciprocal(minimum_scale.y))), 0), 15);
       offsets[h] = __fmaf_rn(weight, __fmaf_rn(static_cast<float>(center), minimum_scale.y, minimum_scale.x), offsets[h]);
       product[i][h] = __fmul_rn(weight, minimum_scale.y);
       largest[h] = max(largest[h], __float_as_uint(product[i][h]));
@@ -738,9 +883,14 @@ __device__ __forceinline__ void add_stage(const unsigned char* stage, const std:
   }
   __syncwarp();
 
+  // Of row `part`; rows four places on have the same halves swapped.
+  const unsigned char* lane_payload =
+      payload + (kHeadDim == 128 ? chunk_place<kHeadDim>(part * 4 + row_lane / 2) + row_lane % 2 * 8 : part * (kHeadDim / 2) + row_lane * kLaneBytes);
   int sums[4 * kWords][4] = {};
   int center_sums[4] = {};
-  for (int step = 0; step * 32 < count; ++step) {
+  const int steps = (count + 31) / 32;
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
     std::uint32_t columns[2], centers[2];
     std::uint32_t words[2][4][kWords];
 #pragma unroll
@@ -752,9 +902,7 @@ __device__ __forceinline__ void add_stage(const unsigned char* stage, const std:
       centers[quad] = *reinterpret_cast<const std::uint32_t*>(&scratch.centers[half_of_lane][first + 4 * part]);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        int place = first + 4 * i + part;
-        if (fault == Fault::wrong_compact_rank) place = place < count ? min(static_cast<int>(scratch.rows[place]), count - 1) : place;
-        load_words<kLaneBytes>(words[quad][i], payload + place * (kHeadDim / 2) + row_lane * kLaneBytes);
+        load_words<kLaneBytes>(words[quad][i], lane_payload + (first + 4 * i) * (kHeadDim / 2));
       }
     }
 #pragma unroll
@@ -772,8 +920,7 @@ __device__ __forceinline__ void add_stage(const unsigned char* stage, const std:
       }
 #pragma unroll
       for (int b = 0; b < 4; ++b) {
-        multiply_bytes(sums[4 * w + b], bytes[0][b] & kLowNibbles, bytes[0][b] & kHighNibbles, bytes[1][b] & kLowNibbles, bytes[1][b] & kHighNibbles,
-                       columns[0], columns[1]);
+        multiply_bytes(sums[4 * w + b], bytes[0][b], bytes[0][b] & kHighNibbles, bytes[1][b], bytes[1][b] & kHighNibbles, columns[0], columns[1]);
       }
     }
     multiply_bytes(center_sums, centers[0], 0u, centers[1], 0u, columns[0], columns[1]);
@@ -786,8 +933,9 @@ __device__ __forceinline__ void add_stage(const unsigned char* stage, const std:
   const int center_sum = center_sums[0] + center_sums[1] * 256;
 #pragma unroll
   for (int j = 0; j < 4 * kWords; ++j) {
-    const int even_channel = sums[j][0] + sums[j][1] * 256 - center_sum;
-    const int odd_channel = sums[j][2] + sums[j][3] * 256 - center_sum * 16;
+    const int high = sums[j][2] + sums[j][3] * 256;
+    const int even_channel = sums[j][0] + sums[j][1] * 256 - (high + center_sum);  // a whole byte has both codes
+    const int odd_channel = high - center_sum * 16;
     const int own = odd ? odd_channel : even_channel, other = __shfl_xor_sync(~0u, odd ? even_channel : odd_channel, 1);
     const float value = __fmaf_rn(static_cast<float>(odd ? own : other), 65536.0f, static_cast<float>(odd ? other : own));
     output[j] = __fmaf_rn(value, down, output[j]);
@@ -795,14 +943,12 @@ __device__ __forceinline__ void add_stage(const unsigned char* stage, const std:
   __syncwarp();
 }
 
-// Writes what add_stage left in a warp, offsets included, and adds up the warp's weights.
+// Writes what add_stage left in a warp, offsets included.
 template <int kHeadDim>
-__device__ __forceinline__ void store_values(const float (&output)[kHeadDim / 16], float (&offsets)[kHeadDim / kGroupSize], float& sum,
-                                             float* partial, int lane) {
+__device__ __forceinline__ void store_values(const float (&output)[kHeadDim / 16], float (&offsets)[kHeadDim / kGroupSize], float* partial, int lane) {
   constexpr int kHalves = kHeadDim / kGroupSize;
 #pragma unroll
   for (int width = 16; width > 0; width /= 2) {  // together: their latencies overlap
-    sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, width));
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) offsets[h] = __fadd_rn(offsets[h], __shfl_xor_sync(~0u, offsets[h], width));
   }
@@ -815,60 +961,89 @@ __device__ __forceinline__ void store_values(const float (&output)[kHeadDim / 16
   }
 }
 
-// Encoded rows 0..encoded - 1 of one page.
-template <class L, int kHeadDim, class Sink>
-__device__ __forceinline__ void consume_page(Ring<L>& ring, const Query& query, const float (&q)[kHeadDim / 32], PageScratch<kHeadDim>& scratch,
-                                             int encoded, int first_position, const Sink& sink, float* partial, float2* statistics, int lane) {
+// Encoded rows 0..encoded - 1 of one page. claim(): waits until results may be written; between(): called once, in the middle.
+template <class L, int kHeadDim, class Sink, class Claim, class Between>
+__device__ __forceinline__ void consume_page(PageRing<L, kHeadDim>& ring, const Query& query, PageScratch<kHeadDim>& scratch,
+                                             int encoded, int first_position, const Sink& sink, Claim&& claim, Between&& between, float* partial,
+                                             float2* statistics, int lane) {
   constexpr int kHalves = kHeadDim / kGroupSize;
-  const std::uint64_t keys = encoded == kPageTokens ? ~std::uint64_t{0} : (std::uint64_t{1} << encoded) - 1;
+  const int streams = query.history_loop();
   scratch.weights[lane] = 0.0f;
   scratch.weights[lane + 32] = 0.0f;
-  __syncwarp();
-  for (int stream = 1; stream <= query.history_loop(); ++stream) {
-    const unsigned char* stage = ring.acquire();
-    const auto& header = *reinterpret_cast<const StageHeader*>(stage);
+  float output[kHeadDim / 16];
+  float offsets[kHalves];
+#pragma unroll 1
+  for (int step = 0; step < 2 * streams; ++step) {  // K of every stream, then V
+    if (step == streams) between();
+    unsigned char* stage = ring.acquire(lane);
+    const StageHeader& header = ring.headers[ring.slot];
     const std::uint64_t rows = header.rows;
-    const int count = __popcll(rows);
-    if (count > 0) {
-      // The parameters of V come meanwhile; their rows are not aligned for bulk copies.
-      const auto* source = reinterpret_cast<const std::uint32_t*>(header.v_parameters);
-      for (int place = lane; place < count; place += 32) {
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(&scratch.parameters[stream - 1][place * kHalves])),
-                     "l"(source + place * kHalves), "n"(4 * kHalves)
-                     : "memory");
-      }
-      list_rows(rows, scratch.rows, lane);
-      dot_stage<L, kHeadDim>(stage, q, scratch, count, stream == 1 ? 0 : keys & ~rows, query.fault, lane);
-    }
-    ring.release(lane);
-  }
-  float logits[2], weights[2];
-  const bool present[2] = {lane < encoded, lane + 32 < encoded};
+    const int count = uniform(static_cast<int>(header.count));
+    if (step == streams) {
+      float logits[2], weights[2];
+      const bool present[2] = {lane < encoded, lane + 32 < encoded};
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int row = lane + 32 * half;
-    logits[half] = __fmul_rn(scratch.weights[row], score_scale<kHeadDim>());
-    if (present[half]) sink(first_position + row, logits[half]);
-  }
-  const float maximum = warp_weights(logits, present, weights);
-  scratch.weights[lane] = weights[0];
-  scratch.weights[lane + 32] = weights[1];
-  float sum = __fadd_rn(weights[0], weights[1]);
-  asm volatile("cp.async.wait_all;" ::: "memory");
-  __syncwarp();
-
-  float output[kHeadDim / 16] = {};
-  float offsets[kHalves] = {};
-  for (int stream = 1; stream <= query.history_loop(); ++stream) {
-    const unsigned char* stage = ring.acquire();
-    const std::uint64_t rows = reinterpret_cast<const StageHeader*>(stage)->rows;
-    if (rows != 0) {
-      list_rows(rows, scratch.rows, lane);
-      add_stage<L, kHeadDim>(stage, scratch.parameters[stream - 1], scratch, __popcll(rows), query.fault, output, offsets, lane);
+      for (int half = 0; half < 2; ++half) {
+        const int row = lane + 32 * half;
+        logits[half] = __fmul_rn(scratch.weights[row], score_scale<kHeadDim>());
+        if (present[half]) sink(first_position + row, logits[half]);
+      }
+      const float maximum = warp_weights(logits, present, weights);
+      scratch.weights[lane] = weights[0];
+      scratch.weights[lane + 32] = weights[1];
+      const float sum = warp_sum(__fadd_rn(weights[0], weights[1]));
+      if (lane == 0) scratch.statistics = make_float2(maximum, sum);
+      for (float& value : output) value = 0.0f;
+      for (float& value : offsets) value = 0.0f;
+      __syncwarp();
     }
-    ring.release(lane);
+    if (count == 0) continue;
+    if (__any_sync(~0u, rows != scratch.listed)) {
+      __syncwarp();
+      if (lane == 0) scratch.listed = rows;
+      list_rows(rows, scratch.rows, lane);
+    }
+    if (query.fault == Fault::wrong_compact_rank) misplace_rows<L, kHeadDim>(stage, scratch.rows, count, lane);
+    if (step < streams) {
+      dot_stage<L, kHeadDim>(stage, header, count, scratch, step == 0 ? 0 : encoded, query.fault, lane);
+    } else {
+      const auto* parameters = reinterpret_cast<const std::uint32_t*>(stage + L::kPayloadBytes);
+      add_stage<L, kHeadDim>(stage, parameters, scratch, count, output, offsets, lane);
+    }
   }
-  store_values<kHeadDim>(output, offsets, sum, partial, lane);
+  claim();
+  store_values<kHeadDim>(output, offsets, partial, lane);
+  if (lane == 0) *statistics = scratch.statistics;
+}
+
+// The rows of a granule that are read as BF16.
+template <class L, int kHeadDim, class Sink, class Claim>
+__device__ __forceinline__ void consume_rows(PageRing<L, kHeadDim>& ring, const PageScratch<kHeadDim>& scratch, RowRange rows, int first_position,
+                                             const Sink& sink, Claim&& claim, float* partial, float2* statistics, int lane) {
+  float logits[1] = {}, weights[1] = {}, maximum = 0.0f;
+  float output[8] = {};
+#pragma unroll 1
+  for (int pass = 0; pass < 4; ++pass) {  // K, K, V, V
+    const RowRange copied = rows.stage(pass % 2);
+    if (pass == 2) {
+      const int row = granule_row(lane);
+      const bool present[1] = {row >= rows.begin && row < rows.end};  // other rows of a stage were not copied
+      if (present[0]) sink(first_position + row, logits[0]);
+      maximum = warp_weights(logits, present, weights);
+    }
+    if (copied.empty()) continue;
+    const unsigned char* data = ring.acquire(lane);
+    if (pass < 2) {
+      float q[kHeadDim / 8];
+      load_query<kHeadDim>(scratch.q, lane, q);
+      stage_logit<kHeadDim>(data, q, pass, logits[0], lane);
+    } else {
+      add_stage_values<kHeadDim>(data, weights[0], pass % 2, copied, output, lane);
+    }
+  }
+  const float sum = warp_sum(weights[0]);
+  claim();
+  store_granule<kHeadDim>(output, partial, lane);
   if (lane == 0) *statistics = make_float2(maximum, sum);
 }
 
@@ -959,38 +1134,68 @@ __device__ __forceinline__ float2 combine(float2 statistics, std::uint32_t prese
   return make_float2(maximum, sum);
 }
 
-// The last warp: splits into chains, chains into the result.
-template <class L, int kHeadDim, bool kPacked, bool kStatistics>
-__device__ __forceinline__ void finish(const Arguments& arguments, const Query& query, const QueryRow& row, Shared<kHeadDim, kPacked>& shared,
-                                       SplitCursor cursor, std::size_t head_index, int lane) {
+// The same of few among many, one after the other.
+template <int kHeadDim, class OutputOf>
+__device__ __forceinline__ float2 combine_few(float2 statistics, std::uint32_t present, OutputOf&& output_of, Channels<kHeadDim>& output, int lane) {
+  const float maximum = warp_max(statistics.x);
+  const float factor = expf(__fsub_rn(statistics.x, finite_reference(maximum)));
+  float sum = 0.0f;
+  for (float& value : output.values) value = 0.0f;
+#pragma unroll 1
+  for (; present != 0; present &= present - 1) {
+    const int k = __ffs(static_cast<int>(present)) - 1;
+    const Channels<kHeadDim> partial = Channels<kHeadDim>::load(output_of(k), lane);
+    const float weight = __shfl_sync(~0u, factor, k);
+    sum = __fmaf_rn(weight, __shfl_sync(~0u, statistics.y, k), sum);
+#pragma unroll
+    for (int c = 0; c < Channels<kHeadDim>::kOwn; ++c) output.values[c] = __fmaf_rn(weight, partial.values[c], output.values[c]);
+  }
+  return make_float2(maximum, sum);
+}
+
+// The partial results of a split, ascending, into its chain. Waits with ready() until they are there and the CTA's split before is in its chain;
+// calls read() when they may be overwritten.
+template <class L, int kHeadDim, bool kPacked, class Ready, class Read>
+__device__ __forceinline__ void add_split(const Query& query, Shared<kHeadDim, kPacked>& shared, int split, int buffer, Ready&& ready, Read&& read, int lane) {
   using Output = Channels<kHeadDim>;
-  const int rank = cursor.rank, ranks = cursor.ranks, splits = cursor.splits;
-  for (int round = 0; cursor.valid(); cursor.next(), ++round) {
-    const int split = cursor.split(), buffer = round & 1;
-    // Ascending: of every page its encoded rows, then its two granules.
-    const auto slot_of = [](int k) { return !kPacked ? k : k % 3 == 0 ? kGranules + k / 3 : k / 3 * 2 + k % 3 - 1; };
-    const int slot = slot_of(min(lane, L::kPartials - 1));
-    const bool present = lane < L::kPartials && (slot < kGranules ? !bf16_rows<kPacked>(query, split, slot).empty()
-                                                                  : query.encoded_rows(split * kSplitPages + slot - kGranules) > 0);
-    const std::uint32_t all_present = __ballot_sync(~0u, present);
-    barrier_wait(&shared.partials_full[buffer], round >> 1 & 1);
-    Output output;
-    float2 statistics = combine<kHeadDim, L::kPartials>(
-        present ? shared.partial_statistics[buffer][slot] : make_float2(minus_infinity(), 0.0f), all_present,
-        [&](int k) { return shared.partial_output[buffer][slot_of(k)]; }, output, lane);
-    __syncwarp();
-    barrier_arrive(&shared.partials_empty[buffer]);
-    if (split >= kChains) {
-      statistics =
-          add_to_chain(output, statistics, Output::load(shared.chain_output[cursor.chain], lane), shared.chain_statistics[cursor.chain]);
-      __syncwarp();
+  bool present = false;
+  if (lane < L::kPartials) {
+    if constexpr (kPacked) {
+      const int page = lane / kPagePartials, kind = lane % kPagePartials;
+      present = kind == 0 ? query.encoded_rows(split * kSplitPages + page) > 0 : !bf16_rows<true>(query, split, 2 * page + kind - 1).empty();
+    } else {
+      present = !bf16_rows<false>(query, split, lane).empty();
     }
-    output.store(shared.chain_output[cursor.chain], lane);
-    if (lane == 0) shared.chain_statistics[cursor.chain] = statistics;
+  }
+  const std::uint32_t all_present = __ballot_sync(~0u, present);
+  ready();
+  const float2 own = present ? shared.partial_statistics[buffer][lane] : make_float2(minus_infinity(), 0.0f);
+  const auto output_of = [&](int k) { return shared.partial_output[buffer][k]; };
+  Output output;
+  float2 statistics;
+  if constexpr (kPacked) {
+    statistics = combine_few<kHeadDim>(own, all_present, output_of, output, lane);
+  } else {
+    statistics = combine<kHeadDim, L::kPartials>(own, all_present, output_of, output, lane);
+  }
+  read();
+  const int chain = split % kChains;
+  if (split >= kChains) {
+    statistics = add_to_chain(output, statistics, Output::load(shared.chain_output[chain], lane), shared.chain_statistics[chain]);
     __syncwarp();
   }
+  output.store(shared.chain_output[chain], lane);
+  if (lane == 0) shared.chain_statistics[chain] = statistics;
+  __syncwarp();
+}
 
-  const int chains = min(kChains, splits);
+// One warp, when all splits of the CTA are in their chains: chains into the result.
+template <int kHeadDim, bool kPacked, bool kStatistics>
+__device__ __forceinline__ void finish(const Arguments& arguments, const Query& query, const QueryRow& row, Shared<kHeadDim, kPacked>& shared,
+                                       std::size_t head_index, int lane) {
+  using Output = Channels<kHeadDim>;
+  const int rank = blockIdx.y, ranks = gridDim.y;
+  const int chains = min(kChains, query.splits());
   const float* outputs = shared.chain_output[0];
   const float2* statistics = shared.chain_statistics;
   if (ranks > 1) {  // the CTA that arrives last has everything
@@ -1029,83 +1234,140 @@ __global__ void __launch_bounds__(Layout<kHeadDim, kPacked>::kThreads, Layout<kH
   using L = Layout<kHeadDim, kPacked>;
   extern __shared__ __align__(128) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<kHeadDim, kPacked>*>(memory);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  if (warp == L::kConsumers) {
-    for (int i = lane; i < L::kConsumers * L::kSlots; i += 32) {
-      barrier_init(&shared.full[0][0] + i, 1);
-      barrier_init(&shared.empty[0][0] + i, 1);
+  const int warp = uniform(static_cast<int>(threadIdx.x / 32)), lane = threadIdx.x % 32;
+  if (warp == L::kConsumers % (L::kThreads / 32)) {
+    if constexpr (!kPacked) {
+      for (int i = lane; i < L::kConsumers * L::kSlots; i += 32) {
+        barrier_init(&shared.ring.full[0][0] + i, 1);
+        barrier_init(&shared.ring.empty[0][0] + i, 1);
+      }
     }
     if (lane < 2) {
-      barrier_init(&shared.partials_full[lane], 32 * L::kConsumers);
+      barrier_init(&shared.partials_full[lane], 32 * L::kConsumers / L::kGroups);
       barrier_init(&shared.partials_empty[lane], 32);
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   // Of a row that the kernel in front writes, one a lane.
-  const bool has_written = warp == L::kConsumers && lane < arguments.written_count;
+  const bool has_written = !kPacked && warp == L::kConsumers && lane < arguments.written_count;
   const int written_request = has_written ? arguments.written_rows[lane].request : -1;
   const int written_position = has_written ? arguments.written_rows[lane].position : 0;
   const int head = blockIdx.x, row_index = blockIdx.z;
-  const QueryRow row = arguments.rows[row_index];  // rows, tables and maps are older than the kernel in front
+  const QueryRow row = uniform(arguments.rows[row_index]);  // rows, tables and maps are older than the kernel in front
   __syncthreads();
   if (row.request < 0) {
     wait_for_previous_kernel();
     return;
   }
-  const RequestTable request = arguments.kv.requests[row.request];
+  const RequestTable request = uniform(arguments.kv.requests[row.request]);
   const Query query{arguments.kv.shape, request.pages, request.maps,         arguments.layer, head,
                     row.position,       row.loop,      row.encoded_frontier, arguments.fault};
   const std::size_t head_index = static_cast<std::size_t>(row_index) * query.shape.heads + head;
   SplitCursor cursor(blockIdx.y, gridDim.y, query.splits());
-  if (warp == L::kConsumers) {
-    // The first position of the request that the kernel in front writes.
-    const int own = arguments.written_count == 0 ? 0 : written_request == row.request ? written_position : 0x7FFFFFFF;
-    produce<L, kHeadDim, kPacked>(query, shared, cursor, __reduce_min_sync(~0u, own), lane);
-    let_next_kernel_begin();  // which requests weights: behind all that was requested here
-    return;
+  if constexpr (!kPacked) {
+    if (warp == L::kConsumers) {
+      // The first position of the request that the kernel in front writes.
+      const int own = arguments.written_count == 0 ? 0 : written_request == row.request ? written_position : 0x7FFFFFFF;
+      produce<L, kHeadDim>(query, shared, cursor, __reduce_min_sync(~0u, own), lane);
+      let_next_kernel_begin();  // which requests weights: behind all that was requested here
+      return;
+    }
   }
   wait_for_previous_kernel();
-  if (warp > L::kConsumers) {
-    finish<L, kHeadDim, kPacked, kStatistics>(arguments, query, row, shared, cursor, head_index, lane);
-    return;
+  if constexpr (!kPacked) {
+    if (warp == L::kConsumers + 1) {
+      for (int round = 0; cursor.valid(); cursor.next(), ++round) {
+        const int buffer = round & 1;
+        const auto ready = [&] { barrier_wait(&shared.partials_full[buffer], round >> 1 & 1); };
+        const auto read = [&] {
+          __syncwarp();
+          barrier_arrive(&shared.partials_empty[buffer]);
+        };
+        add_split<L, kHeadDim, false>(query, shared, cursor.split(), buffer, ready, read, lane);
+      }
+      finish<kHeadDim, kPacked, kStatistics>(arguments, query, row, shared, head_index, lane);
+      return;
+    }
   }
 
-  Ring<L> ring{shared.slots[warp], shared.full[warp], shared.empty[warp]};
   const __nv_bfloat16* row_q = arguments.q + row_index * arguments.q_row_stride + head * kHeadDim;
   float* row_logits = kStatistics ? arguments.logits + static_cast<std::int64_t>(head_index) * arguments.logit_stride : nullptr;
   const LogitSink<kStatistics> sink{query, row.request, row_logits, arguments.numeric_fault};
-  float q[kHeadDim / 8];
-  float fold_q[kHeadDim / 32];
   if constexpr (kPacked) {
-#pragma unroll
-    for (int i = 0; i < kHeadDim / 32; ++i) fold_q[i] = __bfloat162float(row_q[lane * (kHeadDim / 32) + i]);
-  } else {
-    load_query<kHeadDim>(row_q, lane, q);
-  }
-  for (int round = 0; cursor.valid(); cursor.next(), ++round) {
-    const int split = cursor.split(), buffer = round & 1;
-    auto& output = shared.partial_output[buffer];
-    auto& statistics = shared.partial_statistics[buffer];
-    barrier_wait(&shared.partials_empty[buffer], (round >> 1 & 1) ^ 1);
-    if constexpr (kPacked) {
-      const int page = split * kSplitPages + warp;
-      const int encoded = query.encoded_rows(page);
-      if (encoded > 0) {
-        consume_page<L, kHeadDim>(ring, query, fold_q, shared.scratch[warp], encoded, page * kPageTokens, sink, output[kGranules + warp],
-                                  &statistics[kGranules + warp], lane);
-      }
-    }
-    constexpr int kOwnGranules = kGranules / L::kConsumers;
+    static_assert(L::kGroups == 2);
+    const int group = warp / kSplitPages, page_of_split = warp % kSplitPages;
+    auto& scratch = shared.scratch[warp];
+    if (lane < kHeadDim / 8) copy_async<16>(shared_address(scratch.q + lane * 8), row_q + lane * 8);  // there with the first stage
+    SplitCursor before_first = cursor;
+    before_first.chain += (group - L::kGroups) * cursor.ranks;
+    PageRing<L, kHeadDim> ring{query, shared.slots[warp], scratch.headers, page_of_split, warp == 0, before_first};
+    if (group == 1) cursor.next();
+    // A warp in turn combines a split, in the middle of its next page: by then the others have left theirs.
+    int before = -1;  // the group's split before
+    bool last = warp == 0 && !cursor.valid();  // a CTA without a split arrives as well
+    if (lane == 0) scratch.listed = 0;
 #pragma unroll 1
-    for (int i = 0; i < kOwnGranules; ++i) {
-      const int granule = warp * kOwnGranules + i;
-      const RowRange rows = bf16_rows<kPacked>(query, split, granule);
-      if (rows.empty()) continue;
-      if constexpr (kPacked) load_query<kHeadDim>(row_q, lane, q);
-      consume_granule<L, kHeadDim>(ring, q, rows, split * kSplitTokens + granule * kGranuleRows, sink, output[granule], &statistics[granule], lane);
+    for (int round = 0;; ++round) {
+      const std::uint32_t phase = round & 1;
+      const auto claim = [&] { barrier_wait(&shared.partials_empty[group], phase ^ 1); };
+      const auto between = [&] {
+        if (before < 0 || (round - 1) % kSplitPages != page_of_split) return;
+        const auto ready = [&] {
+          barrier_wait(&shared.partials_full[group], phase ^ 1);
+          // The split before is the other group's: of the same round, or of the one before.
+          if (group == 1) barrier_wait(&shared.partials_empty[0], phase ^ 1);
+          if (group == 0 && round > 1) barrier_wait(&shared.partials_empty[1], phase);
+        };
+        add_split<L, kHeadDim, true>(query, shared, before, group, ready, [] {}, lane);
+        barrier_arrive(&shared.partials_empty[group]);
+      };
+      const bool valid = cursor.valid();
+      const int split = cursor.split(), page = split * kSplitPages + page_of_split, encoded = valid ? query.encoded_rows(page) : 0;
+      auto& outputs = shared.partial_output[group];
+      auto& statistics = shared.partial_statistics[group];
+      if (encoded > 0) {
+        const int partial = page_of_split * kPagePartials;
+        consume_page<L, kHeadDim>(ring, query, scratch, encoded, page * kPageTokens, sink, claim, between, outputs[partial], &statistics[partial],
+                                  lane);
+      } else {
+        between();
+      }
+      if (!valid) break;
+      if (!query.all_encoded(split)) {
+#pragma unroll 1
+        for (int turn = 0; turn < kGranules / kSplitPages; ++turn) {
+          const int granule = 2 * page_of_split + turn, partial = page_of_split * kPagePartials + 1 + turn;
+          const RowRange rows = bf16_rows<true>(query, split, granule);
+          if (rows.empty()) continue;
+          consume_rows<L, kHeadDim>(ring, scratch, rows, split * kSplitTokens + granule * kGranuleRows, sink, claim, outputs[partial],
+                                    &statistics[partial], lane);
+        }
+      }
+      claim();  // also by a warp without a page: an arrival belongs to its own round
+      __syncwarp();
+      barrier_arrive(&shared.partials_full[group]);
+      before = split;
+      cursor.next();
+      last = !cursor.valid() && round % kSplitPages == page_of_split;
+#pragma unroll
+      for (int i = 1; i < L::kGroups; ++i) cursor.next();
     }
-    __syncwarp();
-    barrier_arrive(&shared.partials_full[buffer]);
+    if (last) finish<kHeadDim, kPacked, kStatistics>(arguments, query, row, shared, head_index, lane);
+  } else {
+    Ring<L> ring{shared.slots[warp], shared.ring.full[warp], shared.ring.empty[warp]};
+    float q[kHeadDim / 8];
+    load_query<kHeadDim>(row_q, lane, q);
+    for (int round = 0; cursor.valid(); cursor.next(), ++round) {
+      const int split = cursor.split(), buffer = round & 1;
+      barrier_wait(&shared.partials_empty[buffer], (round >> 1 & 1) ^ 1);
+      const RowRange rows = bf16_rows<false>(query, split, warp);
+      if (!rows.empty()) {
+        consume_granule<L, kHeadDim>(ring, q, rows, split * kSplitTokens + warp * kGranuleRows, sink, shared.partial_output[buffer][warp],
+                                     &shared.partial_statistics[buffer][warp], lane);
+      }
+      __syncwarp();
+      barrier_arrive(&shared.partials_full[buffer]);
+    }
   }
 }
 
