@@ -25,7 +25,7 @@ struct Product {
 const Product kTiny[] = {{384, 1152}, {384, 384}, {384, 2048}, {1024, 384}, {384, 264}};
 const Product kLarge[] = {{2048, 6144}, {2048, 2048}, {2048, 11264}, {5632, 2048}, {2048, 49152}};
 // No multiple of any tile, in either direction.
-const Product kPartial[] = {{8, 8}, {40, 24}, {264, 40}, {1000, 72}};
+const Product kPartial[] = {{8, 8}, {40, 24}, {264, 40}, {1000, 72}, {2048, 2072}, {20008, 24}, {60000, 8}};
 const LinearImplementation kImplementations[] = {LinearImplementation::library, LinearImplementation::tensor_core_tiles, LinearImplementation::split_k};
 
 class LinearTest : public DeviceTest {
@@ -122,7 +122,7 @@ TEST_F(LinearTest, PartialTilesAreExactAndDoNotDependOnTheNumberOfRows) {
         ASSERT_LE(spec::error_ratio(spec::kLinear.outputs[0].tolerance, element, actual.data()[i]), 1.0)
             << to_string(implementation) << ", element " << i << " of " << in << " x " << out;
       }
-      for (const int rows : {1, 7, 9, 16, 17, 32, 33, 64, 65, 130}) {
+      for (const int rows : {1, 7, 8, 9, 16, 17, 24, 25, 32, 33, 48, 49, 64, 65, 130}) {
         const Bits part(x.begin(), x.begin() + static_cast<std::ptrdiff_t>(rows) * in);
         EXPECT_TRUE(same_bits(Bits(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(rows) * out), multiply(implementation, part, weight, rows, in, out)))
             << to_string(implementation) << ", " << rows << " rows of " << in << " x " << out;
@@ -144,7 +144,7 @@ TEST_F(LinearTest, RowsDoNotDependOnTheirNumber) {
       for (const LinearImplementation implementation : kImplementations) {
         const Bits all = head ? Bits{} : multiply(implementation, x, weight, most, in, out);
         const std::vector<float> all_logits = head ? multiply_to_float(implementation, x, weight, most, in, out) : std::vector<float>{};
-        for (const int rows : {1, 2, 7, 8, 16, 17, 64, 65, 103, 205, 256}) {
+        for (const int rows : {1, 2, 7, 8, 9, 16, 17, 24, 31, 40, 48, 63, 64, 65, 103, 205, 256}) {
           const Bits part(x.begin(), x.begin() + static_cast<std::ptrdiff_t>(rows) * in);
           const auto count = static_cast<std::ptrdiff_t>(rows) * out;
           if (head) {
