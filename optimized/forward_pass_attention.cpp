@@ -136,6 +136,7 @@ void ForwardPass::decode_attention(const RowBatch& batch, int layer, KvCache& kv
     arguments.workspace = attention_workspace_.reserve<std::byte>(sparse_correction_workspace_bytes(shape_, rows));
     arguments.arrivals = attention_arrivals_.as<std::uint32_t>();
     arguments.fault = context_.fault;
+    arguments.written_rows = written_rows;
     sparse_correction(arguments, stream);
     if (context_.fault == Fault::loop3_reference_at_loop4) {
       // The planted fault: loop 3 overwrites the reference that loop 4 is to use. Loop 4 recaptures too, which nothing reads.

@@ -530,8 +530,11 @@ __global__ void __launch_bounds__(kThreads, SelectedShared<kHeadDim, kPacked, kP
     row_index %= arguments.rows_of_layer;
   }
   const QueryRow row = arguments.rows[row_index];
-  if (row.request < 0) return;
-  const RequestTable request = arguments.kv.requests[row.request];
+  if (row.request < 0) {
+    wait_for_previous_kernel();
+    return;
+  }
+  const RequestTable request = arguments.kv.requests[row.request];  // rows and tables are older than the kernel in front
   const Query query{arguments.kv.shape, request.pages, request.maps,         layer,          head,
                     row.position,       row.loop,      row.encoded_frontier, arguments.fault};
   const std::size_t head_index = static_cast<std::size_t>(blockIdx.z) * query.shape.heads + head;
@@ -541,6 +544,7 @@ __global__ void __launch_bounds__(kThreads, SelectedShared<kHeadDim, kPacked, kP
                                                   arguments.logits + static_cast<std::int64_t>(head_index) * arguments.logit_stride,
                                                   shared.scratch[warp],
                                                   static_cast<unsigned>(lane)};
+  wait_for_previous_kernel();
   float first_maximum = minus_infinity();
   if constexpr (kPurpose == Purpose::contribution) first_maximum = arguments.reference.maximum[state];
   if constexpr (kPurpose == Purpose::correction) {
@@ -568,6 +572,7 @@ __global__ void __launch_bounds__(kThreads, SelectedShared<kHeadDim, kPacked, kP
     output.store(ranks > 1 ? all_outputs + group * kHeadDim : shared.group_output[group], lane);
     if (lane == 0) (ranks > 1 ? all_statistics : shared.group_statistics)[group] = statistics;
   }
+  let_next_kernel_begin();
   __syncthreads();
   if (warp != 0) return;
   if (ranks > 1 && !arrive_last(arguments.arrivals + head_index, ranks, lane)) return;
@@ -616,11 +621,21 @@ void launch(const Arguments& arguments, int row_count, int max_length, cudaStrea
   LOOPGAUGE_CUDA_CHECK(cudaGetDevice(&device));
   LOOPGAUGE_CUDA_CHECK(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
   LOOPGAUGE_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+  LOOPGAUGE_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared));  // as decode_projections
   const int heads = arguments.kv.shape.heads, units = (max_length + kUnitTokens - 1) / kUnitTokens;
   const int ctas = selected_cta_count(heads * row_count, std::min(kGroups, (units + kWarps - 1) / kWarps), processors * Shared::kBlocksPerSm);
   const dim3 grid(static_cast<unsigned>(ctas), static_cast<unsigned>(heads), static_cast<unsigned>(row_count));
-  kernel<<<grid, kThreads, kBytes, stream>>>(arguments);
-  LOOPGAUGE_CUDA_CHECK(cudaGetLastError());
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = kThreads;
+  config.dynamicSmemBytes = kBytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = arguments.written_rows != nullptr ? 1 : 0;
+  LOOPGAUGE_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, arguments));
 }
 
 #endif  // __CUDACC__

@@ -9,8 +9,9 @@ namespace {
 
 template <int kHeadDim>
 void launch(const SparseCorrectionArguments& a, cudaStream_t stream) {
-  const dense::Arguments arguments{
+  dense::Arguments arguments{
       a.kv, a.layer, a.q, a.q_row_stride, a.rows, a.reference, nullptr, 0, nullptr, a.output, static_cast<float*>(a.workspace), a.arrivals, a.fault};
+  arguments.written_rows = a.written_rows;
   if (a.encoded_history) {
     selected::launch<kHeadDim, true, selected::Purpose::correction>(arguments, a.row_count, a.max_length, stream);
   } else {

@@ -26,6 +26,7 @@ struct SparseCorrectionArguments {
   __nv_bfloat16* output = nullptr;    // [rows, heads * head_dim]
   void* workspace = nullptr;          // sparse_correction_workspace_bytes
   std::uint32_t* arrivals = nullptr;  // [rows, heads]
+  const QueryRow* written_rows = nullptr;  // as in AttentionDecodeArguments; how many does not matter
   Fault fault = Fault::none;
 };
 
