@@ -58,7 +58,7 @@ void reference_statistics(const ReferenceStatisticsArguments& arguments, cudaStr
 // Shapes and layouts: as reference_statistics (q and output unused), logits [layers, rows, heads, logit_stride]; reads logits, selected, maximum
 //   and sum; writes mass and c_ref.
 // Requires: select_keys (or forced masks) and reference_statistics of the same rows and layers before it on the stream.
-// Numerics: p = exp(logit - maximum) / sum; FP32 sums, encoded V as X_hat bit for bit.
+// Numerics: p = exp(logit - maximum) / sum; values as in sparse_correction, FP32 sums.
 // Determinism: as sparse_correction.
 // Launch: one kernel, (CTAs of a row and head, heads, layers * rows) CTAs of 256 threads.
 // Traffic: V of the selected keys, the masks and their logits.

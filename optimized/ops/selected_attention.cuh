@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The reader of selected keys behind sparse_correction and reference_contribution.
 //
-// About one key in ten is selected, so what costs is the way to a row, not its bytes: a page holds six selected keys of a head. Many warps work at
-// once, each on the keys of two pages at a time, and none waits for another. Lane by lane the places of the rows of up to 16 keys are found in all
-// streams, and copies of all of them, K and V, are under way before the first is used. A row is read by 16 lanes, eight channels each (8 lanes where
-// head_dim is 64). Encoded rows are X_hat's terms bit for bit (reconstruct.cuh), their products with q and with the weights FP32.
+// About one key in ten is selected: a page holds six selected keys of a head. Many warps work at once, each on the keys of two pages (a unit), up to 16 in
+// a pass, and none waits for another. Everything that a pass reads is requested before the first of it is used, and while it is on its way the warp finds
+// the keys of its next unit and where their rows lie.
+//
+// Encoded rows are multiplied as integers, as in dense_attention.cuh: K against q * scale, V against weight * scale as fixed-point numbers, whose digits to
+// base 256 are the columns of mma.sync. Sums of codes are exact.
 //
 // The order is fixed by absolute positions alone: the units (128 positions) of one residue modulo kSelectedChains, ascending, are the chain of
 // one warp, which rescales what it has as softmax does; eight chains, ascending, are a group, and groups are combined ascending.
@@ -41,25 +43,46 @@ inline std::size_t selected_group_bytes(const KvShape& shape, int row_count) {
 struct alignas(16) StreamStart {
   std::uint64_t payload, parameters;
 };
+enum Tensor : unsigned { kK, kV };  // as KvTensor
 
-// What a warp keeps of the keys that it works on. Rows are listed, key by key, in each stream that has them.
+struct NoScratch {};
+
+// Where the encoded rows of a unit lie.
+struct UnitStarts {
+  StreamStart rows[kUnitPages][2][kLoops];  // K, V
+  std::uint64_t active[kUnitPages][kLoops];
+  // Place of the page's first row in its group, how far that group is behind the first page's (2: elsewhere), how far the second page's is.
+  uchar4 groups[kUnitPages][kLoops];
+};
+
+// What a warp keeps of the keys that it works on.
+template <int kHeadDim, Purpose kPurpose>
+struct EncodedScratch {
+  static constexpr bool kCorrection = kPurpose == Purpose::correction;
+  static constexpr int kHalves = kHeadDim / kGroupSize;
+  static constexpr int kGroupBytes = kHeadDim * 4;   // K parameters of one group
+  static constexpr int kDigitBytes = kHeadDim + 16;  // of a column, 16 of which keep columns out of each other's banks
+  alignas(16) unsigned char k_parameters[kCorrection ? kLoops : 1][2][kCorrection ? kGroupBytes : 16];  // of the groups of the two pages' first rows
+  alignas(16) unsigned char v_rows[kLoops][kKeys * kHeadDim / 2];
+  alignas(16) unsigned char folded[8][kCorrection ? kDigitBytes : 16];  // digits of q * scale: [group][digit][word of eight channels][even, odd][4]
+  alignas(16) std::uint32_t fixed[kHalves][kLoops * kKeys];             // weight * scale, keys permuted by fixed_place
+  alignas(16) std::uint8_t centers[kHalves][kLoops * kKeys];            // codes nearest to zero, likewise
+  std::uint64_t rows[kCorrection ? 2 : 1][kLoops][kKeys];               // addresses of V and K rows; 0: the key has no row in the stream
+};
+template <int kHeadDim, Purpose kPurpose>
+struct Bf16Scratch {
+  alignas(16) unsigned char rows[kPurpose == Purpose::correction ? 2 : 1][kKeys * 2 * kHeadDim];  // V, K
+  float weights[kKeys];
+};
 template <int kHeadDim, bool kPacked, Purpose kPurpose>
 struct KeyScratch {
-  static constexpr int kStreams = kPacked ? kLoops : 1;
-  static constexpr int kTensors = kPurpose == Purpose::correction ? 2 : 1;  // V, K
-  static constexpr int kGroupBytes = kHeadDim * 4;                          // K parameters of one group
-  // Of a unit's two pages those of streams 1 and 2 are copied, of streams 3 and 4, where a group has rows of many pages, those of the first.
-  static constexpr int kGroupCopies = kPacked && kPurpose == Purpose::correction ? 6 : 1;
-  alignas(16) unsigned char rows[kTensors][kKeys * 2 * kHeadDim];  // [stream][place] encoded, or [place] BF16
-  alignas(16) unsigned char k_parameters[kGroupCopies][kGroupBytes];
-  alignas(16) std::uint32_t v_parameters[kStreams][kKeys][kHeadDim / kGroupSize];
-  StreamStart starts[kUnitPages][2][kStreams];  // K, V
-  std::uint32_t listed[2][kStreams];            // V, K: whose keys (lanes) have a row in the stream
-  float weights[kKeys];                         // of the rows of one stream
-  std::uint8_t groups[kStreams][kKeys];         // RowGroup of the K rows
-  std::uint8_t keys[kUnitTokens];               // positions in the unit
+  union {  // in turn
+    std::conditional_t<kPacked, EncodedScratch<kHeadDim, kPurpose>, NoScratch> encoded;
+    Bf16Scratch<kHeadDim, kPurpose> bf16;
+  };
+  std::conditional_t<kPacked, UnitStarts, NoScratch> starts[2];  // of two units in turn
+  std::uint8_t keys[2][kUnitTokens];                             // positions in the unit, likewise
 };
-enum RowGroup : unsigned { kFirstPageGroup, kFirstPageNextGroup, kSecondPageGroup, kSecondPageNextGroup };
 
 template <int kHeadDim, bool kPacked, Purpose kPurpose>
 struct SelectedShared {
@@ -69,20 +92,9 @@ struct SelectedShared {
   alignas(16) float group_output[kGroups][kHeadDim];
   float2 chain_statistics[2][kWarps];                   // (maximum, sum)
   float2 group_statistics[kGroups];
+  std::uint64_t full[2], empty[2];                      // of chain_output and chain_statistics
 };
 
-// Code j of a word, exact: its bits become those of a float beside a power of two that is subtracted again.
-template <int kCode>
-__device__ __forceinline__ float code_of(std::uint32_t word, std::uint32_t shifted) {
-  constexpr int kPlace = kCode < 5 ? 4 * kCode : 4 * (kCode - 3);  // shifted is word >> 12
-  constexpr std::uint32_t kPower = static_cast<std::uint32_t>(127 + 23 - kPlace) << 23;
-  return __fsub_rn(__uint_as_float(((kCode < 5 ? word : shifted) & (0xFu << kPlace)) | kPower), static_cast<float>(1u << (23 - kPlace)));
-}
-__device__ __forceinline__ void codes_of(std::uint32_t word, float (&codes)[8]) {
-  const std::uint32_t shifted = word >> 12;
-  codes[0] = code_of<0>(word, shifted), codes[1] = code_of<1>(word, shifted), codes[2] = code_of<2>(word, shifted), codes[3] = code_of<3>(word, shifted);
-  codes[4] = code_of<4>(word, shifted), codes[5] = code_of<5>(word, shifted), codes[6] = code_of<6>(word, shifted), codes[7] = code_of<7>(word, shifted);
-}
 __device__ __forceinline__ void widen_row(uint4 data, float (&values)[8]) {
   const std::uint32_t pairs[4] = {data.x, data.y, data.z, data.w};
 #pragma unroll
@@ -99,6 +111,32 @@ __device__ __forceinline__ void copy_async(void* target, std::uint64_t source) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(target)), "l"(source), "n"(kBytes) : "memory");
   }
 }
+template <int kBytes>
+__device__ __forceinline__ void copy_async_if(bool wanted, void* target, std::uint64_t source) {
+  if constexpr (kBytes == 16) {
+    asm volatile("{.reg .pred wanted; setp.ne.s32 wanted, %2, 0; @wanted cp.async.cg.shared.global [%0], [%1], 16;}" ::"r"(shared_address(target)), "l"(source),
+                 "r"(static_cast<int>(wanted))
+                 : "memory");
+  } else {
+    asm volatile("{.reg .pred wanted; setp.ne.s32 wanted, %2, 0; @wanted cp.async.ca.shared.global [%0], [%1], %3;}" ::"r"(shared_address(target)), "l"(source),
+                 "r"(static_cast<int>(wanted)), "n"(kBytes)
+                 : "memory");
+  }
+}
+// Loads of K/V, which no kernel writes meanwhile. Otherwise one word stays as it is, more are anything.
+__device__ __forceinline__ void load_if(bool wanted, std::uint64_t source, std::uint32_t& word) {
+  asm("{.reg .pred wanted; setp.ne.s32 wanted, %2, 0; @wanted ld.global.u32 %0, [%1];}" : "+r"(word) : "l"(source), "r"(static_cast<int>(wanted)));
+}
+__device__ __forceinline__ void load_if(bool wanted, std::uint64_t source, std::uint32_t (&words)[2]) {
+  asm("{.reg .pred wanted; setp.ne.s32 wanted, %3, 0; @wanted ld.global.v2.u32 {%0, %1}, [%2];}"
+      : "=r"(words[0]), "=r"(words[1])
+      : "l"(source), "r"(static_cast<int>(wanted)));
+}
+__device__ __forceinline__ void load_if(bool wanted, std::uint64_t source, std::uint32_t (&words)[4]) {
+  asm("{.reg .pred wanted; setp.ne.s32 wanted, %5, 0; @wanted ld.global.v4.u32 {%0, %1, %2, %3}, [%4];}"
+      : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+      : "l"(source), "r"(static_cast<int>(wanted)));
+}
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Of the warp, but for the last kPending groups that were committed.
 template <int kPending>
@@ -107,132 +145,458 @@ __device__ __forceinline__ void wait_copies() {
   __syncwarp();
 }
 
-// One warp and its chain. Of the rows of a list, kStepRows are read side by side, kRowLanes lanes each, of which lane part p has channels
-// 8 p..8 p + 7, and kLaneRows one after the other by a lane. Places behind the last row of a list read that row again, to no effect.
+__device__ const uint4 zero_row[4] = {};  // of K, for a planted fault
+
+// One warp and its chain.
+//
+// Encoded rows: lane l serves key `own` = l / 4 + 8 (l % 2) of the pass and half l / 2 % 2, which is K or V, or one of the two groups of K parameters,
+// or half of V's channels. Rows are multiplied as integers, as in dense_attention.cuh: the 16 keys are the rows of one tile of K for each stream, whose
+// eight columns are the digits of q * scale of two groups; of V all streams are the depth of one product, whose columns are the digits of weight * scale
+// of both halves. A key without a row in a stream has weight zero there.
+//
+// BF16 rows: kStepRows are read side by side, kRowLanes lanes each, of which lane part p has channels 8 p..8 p + 7, and kLaneRows one after the other by
+// a lane. Places behind the last row read that row again, to no effect.
 template <int kHeadDim, bool kPacked, Purpose kPurpose>
 struct ChainReader {
   using Scratch = KeyScratch<kHeadDim, kPacked, kPurpose>;
+  using Encoded = EncodedScratch<kHeadDim, kPurpose>;
   static constexpr bool kCorrection = kPurpose == Purpose::correction;
   static constexpr unsigned kRowLanes = kHeadDim / 8;
   static constexpr unsigned kStepRows = 32 / kRowLanes;
   static constexpr unsigned kLaneRows = 4;
   static constexpr unsigned kBlockRows = kLaneRows * kStepRows;
-  static constexpr int kStreams = Scratch::kStreams;
   static constexpr unsigned kPayloadBytes = kHeadDim / 2, kBf16Bytes = kHeadDim * 2;
-  static constexpr int kV = 0, kK = 1;
+  static constexpr int kHalves = kHeadDim / kGroupSize;
+  static constexpr int kKWords = kHeadDim / 32, kVWords = kHeadDim / 64;  // of a row, a lane
+  static constexpr unsigned kFoldLanes = kHeadDim / 4;                    // four channels each
 
   const Query& query;
   const std::uint64_t* selected;  // masks of the (slot, layer, head)
   const float* logits;            // contribution: of the (row, head)
   Scratch& scratch;
   unsigned lane;
-  float q[8] = {};
-  float output[8] = {};
+  const __nv_bfloat16* query_row = nullptr;
+  float fold_q[4] = {};                    // q of the channels that the lane folds
+  float output[8] = {};                    // once there are BF16 rows: of all
+  float encoded_output[8 * kVWords] = {};  // of byte b of the lane's part of a row, channels 2 b and 2 b + 1: what the lane's two digits of the weights give
+  float offset = 0.0f;                     // sum of weight * (minimum + center * scale) of the lane's key and half
+  bool is_bf16 = false;                    // whether `output` holds the sums
   float maximum, sum = 0.0f;
+  int buffer = 0;                                // of the unit at hand
+  int unit_page = 0;                             // its first
+  int prepared_total = 0, prepared_encoded = 0;  // keys of the unit in the other buffer
+  float* chain_output = nullptr;
+  std::uint64_t* target_empty = nullptr;
+  std::uint32_t target_parity = 0;
 
   __device__ __forceinline__ unsigned part() const { return lane % kRowLanes; }
   __device__ __forceinline__ unsigned side() const { return lane / kRowLanes; }
   __device__ __forceinline__ unsigned row_of(unsigned first, unsigned u) const { return first + u * kStepRows + side(); }
-  __device__ __forceinline__ bool listed(std::uint32_t list) const { return (list >> lane) & 1u; }
-  __device__ __forceinline__ unsigned place_in(std::uint32_t list) const { return static_cast<unsigned>(__popc(list & ((1u << lane) - 1))); }
-  __device__ __forceinline__ unsigned char* encoded_row(int tensor, int stream, unsigned place) const {
-    return scratch.rows[tensor] + (static_cast<unsigned>(stream) * kKeys + place) * kPayloadBytes;
+  __device__ __forceinline__ unsigned own() const { return lane / 4 + 8 * (lane & 1); }
+  __device__ __forceinline__ unsigned half() const { return lane / 2 % 2; }
+
+  __device__ __forceinline__ void load_query(const __nv_bfloat16* row) {
+    query_row = row;
+    if constexpr (kPacked) {
+      if (lane < kFoldLanes) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) fold_q[i] = __bfloat162float(row[lane / 2 * 8 + 2 * i + lane % 2]);
+      }
+    }
   }
 
-  __device__ __forceinline__ void start(float first_maximum) {
+  // The next chain: its result goes to `target`, once phase `parity` of `empty`, if any, is over.
+  __device__ __forceinline__ void start(float first_maximum, float* target, std::uint64_t* empty, std::uint32_t parity) {
+    chain_output = target;
+    target_empty = empty;
+    target_parity = parity;
     for (float& value : output) value = 0.0f;
+    for (float& value : encoded_output) value = 0.0f;
+    offset = 0.0f;
+    is_bf16 = !kPacked;
     maximum = first_maximum;
     sum = 0.0f;
   }
+  __device__ __forceinline__ void claim_target() const {
+    if (target_empty != nullptr) barrier_wait(target_empty, target_parity);
+  }
+  // Sums from now on are relative to `largest`.
+  __device__ __forceinline__ void raise_maximum(float largest) {
+    const float kept = expf(__fsub_rn(maximum, finite_reference(largest)));
+    maximum = largest;
+    sum = __fmul_rn(sum, kept);
+    if (is_bf16) {
+      for (float& value : output) value = __fmul_rn(value, kept);
+    } else {
+      for (float& value : encoded_output) value = __fmul_rn(value, kept);
+      offset = __fmul_rn(offset, kept);
+    }
+  }
+  // Of values that lanes l and l ^ 2 have in common.
+  __device__ __forceinline__ static float key_max(float value) {
+#pragma unroll
+    for (int width = 16; width > 0; width /= 2) {
+      if (width != 2) value = fmaxf(value, __shfl_xor_sync(~0u, value, width));
+    }
+    return value;
+  }
+  __device__ __forceinline__ static float key_sum(float value) {
+#pragma unroll
+    for (int width = 16; width > 0; width /= 2) {
+      if (width != 2) value = __fadd_rn(value, __shfl_xor_sync(~0u, value, width));
+    }
+    return value;
+  }
 
-  // Where the encoded rows of the unit's pages begin, one page, tensor and stream a lane.
-  __device__ __forceinline__ void find_starts(int unit) const {
-    const int page = unit * kUnitPages + static_cast<int>(lane / (2 * kLoops)), stream = static_cast<int>(lane % kLoops) + 1;
-    if (lane >= kUnitPages * 2 * kLoops || page * kPageTokens > query.position) return;
+  // --- encoded rows ---
+
+  // Where the encoded rows of the unit's pages begin, one page, tensor and stream a lane. A page that does not exist is as the one before it.
+  __device__ __forceinline__ void find_starts(int unit, UnitStarts& starts) const {
+    const unsigned in_unit = lane / (2 * kLoops) % kUnitPages, stream = lane % kLoops;
+    const int page = min(unit * kUnitPages + static_cast<int>(in_unit), query.position / kPageTokens);
     const KvTensor tensor = lane / kLoops % 2 == 0 ? KvTensor::k : KvTensor::v;
     const ActivityMap& map = query.maps[page];
-    const StreamTile tile = stream_tile(query.shape, query.pages[page], map, query.layer, stream, tensor, query.head);
-    const std::size_t rank = map.rank[stream - 1];
-    const auto parameters = reinterpret_cast<std::uint64_t>(tile.parameters);
-    scratch.starts[lane / (2 * kLoops)][static_cast<int>(tensor)][stream - 1] = {
-        reinterpret_cast<std::uint64_t>(tile.payload) + rank * kPayloadBytes,
-        tensor == KvTensor::k ? parameters + rank / kGroupSize * Scratch::kGroupBytes : parameters + rank * (kHeadDim / kGroupSize * 4)};
+    const StreamTile tile = stream_tile(query.shape, query.pages[page], map, query.layer, static_cast<int>(stream) + 1, tensor, query.head);
+    const std::uint32_t rank = map.rank[stream];
+    const std::uint64_t parameters = reinterpret_cast<std::uint64_t>(tile.parameters) +
+                                     (tensor == KvTensor::k ? rank / kGroupSize * Encoded::kGroupBytes : rank * (kHalves * 4u));
+    const std::uint64_t other = __shfl_xor_sync(~0u, parameters, 2 * kLoops), ahead = in_unit == 0 ? other - parameters : parameters - other;
+    const std::uint32_t distance = ahead == 0 ? 0 : ahead == Encoded::kGroupBytes ? 1 : 2;
+    if (lane >= kUnitPages * 2 * kLoops) return;
+    starts.rows[in_unit][static_cast<int>(tensor)][stream] = {reinterpret_cast<std::uint64_t>(tile.payload) + rank * kPayloadBytes, parameters};
+    if (tensor == KvTensor::k) {
+      starts.active[in_unit][stream] = map.active[stream];
+      starts.groups[in_unit][stream] = {static_cast<std::uint8_t>(rank % kGroupSize), static_cast<std::uint8_t>(in_unit == 0 ? 0 : distance),
+                                         static_cast<std::uint8_t>(distance), 0};
+    }
   }
 
-  // Lists the encoded rows of the keys, one a lane, and copies them: K with its parameters first, then V.
-  __device__ __forceinline__ void copy_encoded(int unit, unsigned key, bool present) const {
+  // Of the lane's key in each stream: whether its row is among the dots, and among the values, and its K parameters are those of the second group, or
+  // of the group behind the first or the second.
+  enum RowFlag { kCounted, kValued, kSecond, kLate };
+  struct KeyRows {
+    std::uint32_t flags = 0;
+    std::uint32_t v_parameters[kLoops];
+    __device__ __forceinline__ void set(RowFlag flag, int stream, bool value) { flags |= value ? 1u << (4 * stream + flag) : 0u; }
+    __device__ __forceinline__ bool is(RowFlag flag, int stream) const { return (flags >> (4 * stream + flag)) & 1u; }
+  };
+
+  // Requests everything that the pass reads: K parameters and V rows to shared memory, K rows and V parameters to registers. Without branches, so that
+  // what the streams wait for overlaps.
+  __device__ __forceinline__ void request(unsigned key, bool present, KeyRows& rows, std::uint32_t (&k_words)[2][2][kKWords]) const {
+    Encoded& encoded = scratch.encoded;
+    const UnitStarts& starts = scratch.starts[buffer];
     const unsigned page = key / kPageTokens, bit = key % 32, below = (1u << bit) - 1;
     const bool upper = key % kPageTokens >= 32;
-    const ActivityMap& map = query.maps[unit * kUnitPages + static_cast<int>(page)];
-    unsigned rows[kStreams];
-    std::uint32_t lists[kStreams];
+    unsigned row[kLoops];
+    bool has_row[kLoops], counted[kLoops];
 #pragma unroll
-    for (int stream = 0; stream < kStreams; ++stream) {
-      if (stream >= query.history_loop()) break;
-      const std::uint64_t active = map.active[stream];
-      const auto low = static_cast<std::uint32_t>(active), high = static_cast<std::uint32_t>(active >> 32), word = upper ? high : low;
-      rows[stream] = static_cast<unsigned>((upper ? __popc(low) : 0) + __popc(word & below));
-      const bool has_row = present && ((word >> bit) & 1u);
-      lists[stream] = __ballot_sync(~0u, has_row);
-      std::uint32_t keys = lists[stream];
-      bool filled = false;
-      if (query.fault == Fault::wrong_compact_rank || query.fault == Fault::absent_residual_as_code_zero) {
-        const int last = static_cast<int>(map.rows[stream]) - 1 - static_cast<int>(map.rank[stream]);
-        const bool wrong = query.fault == Fault::wrong_compact_rank;
-        rows[stream] = static_cast<unsigned>(min(static_cast<int>(wrong ? key % kPageTokens : rows[stream]), max(last, 0)));
-        filled = !wrong && present && !has_row && map.rows[stream] > 0;
-        keys = __ballot_sync(~0u, has_row || filled);
+    for (int stream = 0; stream < kLoops; ++stream) {
+      const uint2 active = *reinterpret_cast<const uint2*>(&starts.active[page][stream]);
+      const unsigned word = upper ? active.y : active.x;
+      row[stream] = static_cast<unsigned>((upper ? __popc(active.x) : 0) + __popc(word & below));
+      has_row[stream] = stream < query.history_loop() && present && ((word >> bit) & 1u);
+      counted[stream] = has_row[stream];
+    }
+    if (query.fault == Fault::wrong_compact_rank || query.fault == Fault::absent_residual_as_code_zero) {
+#pragma unroll
+      for (int stream = 0; stream < kLoops; ++stream) counted[stream] = plant(key, present, has_row[stream], stream, row[stream]);
+    }
+    bool first[kLoops], second[kLoops];
+#pragma unroll
+    for (int stream = 0; stream < kLoops; ++stream) {
+      rows.set(kValued, stream, has_row[stream]);
+      if (kCorrection || half() == kV) {
+        const std::uint64_t address = starts.rows[page][half()][stream].payload + row[stream] * kPayloadBytes;
+        const std::uint64_t planted = counted[stream] && half() == kK ? reinterpret_cast<std::uint64_t>(zero_row) : 0;
+        encoded.rows[kV - half()][stream][own()] = has_row[stream] ? address : planted;
       }
-      if (lane < 2) scratch.listed[lane][stream] = lane == kV ? lists[stream] : keys;
+      rows.v_parameters[stream] = 0;
+      load_if(has_row[stream] && half() < kHalves, starts.rows[page][kV][stream].parameters + row[stream] * (kHalves * 4) + half() * 4,
+              rows.v_parameters[stream]);
       if constexpr (kCorrection) {
-        const bool any_row = has_row || filled;
-        unsigned group = 0;
-        if (any_row) {
-          const StreamStart start = scratch.starts[page][0][stream];
-          const unsigned place = place_in(keys), next = (map.rank[stream] % kGroupSize + rows[stream]) / kGroupSize;
-          group = 2 * page + next;
-          if (page > 0) {  // the second page may go on in the first one's groups
-            const std::uint64_t first = scratch.starts[0][0][stream].parameters, own = start.parameters + next * Scratch::kGroupBytes;
-            group = own == first ? kFirstPageGroup : own == first + Scratch::kGroupBytes ? kFirstPageNextGroup : group;
-          }
-          scratch.groups[stream][place] = static_cast<std::uint8_t>(group);
+        const uchar4 place = starts.groups[page][stream];
+        const unsigned group = place.y + (place.x + row[stream]) / kGroupSize;
+        const bool is_first = group == 0, is_second = !is_first && group == place.z, is_late = !is_first && !is_second;
+        rows.set(kCounted, stream, counted[stream]);
+        rows.set(kSecond, stream, is_second || (is_late && page != 0));
+        rows.set(kLate, stream, is_late);
+        first[stream] = __any_sync(~0u, counted[stream] && is_first);
+        second[stream] = __any_sync(~0u, counted[stream] && is_second);
+      }
+    }
+    if constexpr (kCorrection) {
 #pragma unroll
-          for (unsigned byte = 0; byte < kPayloadBytes; byte += 16) {
-            unsigned char* target = encoded_row(kK, stream, place) + byte;
-            if (filled) {
-              *reinterpret_cast<uint4*>(target) = make_uint4(0, 0, 0, 0);
-            } else {
-              copy_async<16>(target, start.payload + rows[stream] * kPayloadBytes + byte);
-            }
-          }
-        }
-#pragma unroll
-        for (unsigned first = kFirstPageGroup; first <= kSecondPageGroup; first += 2) {
-          if (!is_copied(stream, first) || !__any_sync(~0u, any_row && group == first) || lane * 16 >= Scratch::kGroupBytes) continue;
-          copy_async<16>(scratch.k_parameters[group_copy(stream, first)] + lane * 16, scratch.starts[first / 2][0][stream].parameters + lane * 16);
-        }
+      for (int stream = 0; stream < kLoops; ++stream) {
+        copy_group(first[stream], encoded.k_parameters[stream][0], starts.rows[0][kK][stream].parameters);
+        copy_group(second[stream], encoded.k_parameters[stream][1], starts.rows[1][kK][stream].parameters);
       }
     }
     commit_copies();
+    __syncwarp();
+    std::uint64_t addresses[kLoops][2];
 #pragma unroll
-    for (int stream = 0; stream < kStreams; ++stream) {
-      if (stream >= query.history_loop()) break;
-      if (!listed(lists[stream])) continue;
-      const StreamStart start = scratch.starts[page][1][stream];
-      const unsigned place = place_in(lists[stream]);
+    for (int stream = 0; stream < kLoops; ++stream) {
 #pragma unroll
-      for (unsigned byte = 0; byte < kPayloadBytes; byte += 16) {
-        copy_async<16>(encoded_row(kV, stream, place) + byte, start.payload + rows[stream] * kPayloadBytes + byte);
+      for (int i = 0; i < 2; ++i) addresses[stream][i] = encoded.rows[0][stream][lane / 4 + 8 * i];
+    }
+    if constexpr (kCorrection) {
+      load_keys(0, k_words[0]);
+      load_keys(1, k_words[1]);
+    }
+    const unsigned byte = lane % 4 * (kPayloadBytes / 4);
+#pragma unroll
+    for (int stream = 0; stream < kLoops; ++stream) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        copy_async_if<kPayloadBytes / 4>(addresses[stream][i] != 0, encoded.v_rows[stream] + (lane / 4 + 8 * i) * kPayloadBytes + byte,
+                                         addresses[stream][i] + byte);
       }
-      copy_async<kHeadDim / kGroupSize * 4>(scratch.v_parameters[stream][place], start.parameters + rows[stream] * (kHeadDim / kGroupSize * 4));
     }
     commit_copies();
   }
-  // Whether a group's parameters are copied, and where to.
-  __device__ __forceinline__ static bool is_copied(int stream, unsigned group) { return group == kFirstPageGroup || (group == kSecondPageGroup && stream < 2); }
-  __device__ __forceinline__ static int group_copy(int stream, unsigned group) { return stream < 2 ? 2 * stream + static_cast<int>(group / 2) : stream + 2; }
+  // The lane's words of two K rows of a stream; of a key without a row, anything.
+  __device__ __forceinline__ void load_keys(int stream, std::uint32_t (&words)[2][kKWords]) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const std::uint64_t address = scratch.encoded.rows[kV - kK][stream][lane / 4 + 8 * i];
+      load_if(address != 0, address + lane % 4 * (kPayloadBytes / 4), words[i]);
+    }
+  }
+  __device__ __forceinline__ void copy_group(bool wanted, unsigned char* target, std::uint64_t source) const {
+    copy_async_if<16>(wanted && lane * 16 < Encoded::kGroupBytes, target + lane * 16, source + lane * 16);
+  }
+  // A planted fault moves the key's row, or counts keys without one. Returns whether the key is among the dots.
+  __device__ __forceinline__ bool plant(unsigned key, bool present, bool has_row, int stream, unsigned& row) const {
+    const ActivityMap& map = query.maps[query_page(key)];
+    const int last = static_cast<int>(map.rows[stream]) - 1 - static_cast<int>(map.rank[stream]);
+    const bool wrong = query.fault == Fault::wrong_compact_rank;
+    row = static_cast<unsigned>(min(static_cast<int>(wrong ? key % kPageTokens : row), max(last, 0)));
+    return has_row || (!wrong && present && map.rows[stream] > 0);
+  }
+  __device__ __forceinline__ int query_page(unsigned key) const { return unit_page + static_cast<int>(key / kPageTokens); }
 
-  // Copies the BF16 rows of the keys, one a lane, `count` in all: K, then V.
+  // q * scale of a group as fixed-point numbers, whose digits become columns 4 * group..4 * group + 3. Returns the lane's share of q·minimum; `down`
+  // takes integer sums back.
+  __device__ __forceinline__ float fold(int stream, int group, float& down) const {
+    const unsigned slot = lane % kFoldLanes;
+    const auto* parameters = reinterpret_cast<const uint4*>(scratch.encoded.k_parameters[stream][group]) + slot / 2 * 2;
+    const uint4 low = parameters[0], high = parameters[1];
+    const bool odd = lane & 1;
+    const std::uint32_t words[4] = {odd ? low.y : low.x, odd ? low.w : low.z, odd ? high.y : high.x, odd ? high.w : high.z};
+    float scaled[4], bias = 0.0f, largest = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 minimum_scale = parameter(words[i]);
+      scaled[i] = __fmul_rn(fold_q[i], minimum_scale.y);  // exact: 8 + 11 bits
+      bias = __fmaf_rn(fold_q[i], minimum_scale.x, bias);
+      largest = fmaxf(largest, fabsf(scaled[i]));
+    }
+    const std::uint32_t largest_bits = __reduce_max_sync(~0u, __float_as_uint(largest));
+    if (largest_bits >= 0x7F800000u) bias = __int_as_float(0x7FFFFFFF);  // q * scale has no fixed-point form
+    // Even channels as q * scale * 2^exponent, below 2^30; odd ones a sixteenth of that, because their codes are read times 16.
+    const int exponent = min(max(29 - exponent_of(largest_bits), -100), 100);
+    const float factor = power_of_two(odd ? exponent - 4 : exponent);
+    down = power_of_two(-exponent);
+    std::uint32_t digits[4];  // four signed bytes each
+#pragma unroll
+    for (int i = 0; i < 4; ++i) digits[i] = (static_cast<std::uint32_t>(__float2int_rn(__fmul_rn(scaled[i], factor))) + 0x00808080u) ^ 0x00808080u;
+    std::uint32_t bytes[4];
+    transpose_bytes(digits, bytes);
+    if (lane < kFoldLanes) {
+#pragma unroll
+      for (int digit = 0; digit < 4; ++digit) *reinterpret_cast<std::uint32_t*>(scratch.encoded.folded[4 * group + digit] + lane * 4) = bytes[digit];
+    }
+    return bias;
+  }
+  // bytes[i] holds byte i of every word.
+  __device__ __forceinline__ static void transpose_bytes(const std::uint32_t (&words)[4], std::uint32_t (&bytes)[4]) {
+    const std::uint32_t ab_low = __byte_perm(words[0], words[1], 0x5140), ab_high = __byte_perm(words[0], words[1], 0x7362);
+    const std::uint32_t cd_low = __byte_perm(words[2], words[3], 0x5140), cd_high = __byte_perm(words[2], words[3], 0x7362);
+    bytes[0] = __byte_perm(ab_low, cd_low, 0x5410);
+    bytes[1] = __byte_perm(ab_low, cd_low, 0x7632);
+    bytes[2] = __byte_perm(ab_high, cd_high, 0x5410);
+    bytes[3] = __byte_perm(ab_high, cd_high, 0x7632);
+  }
+
+  // The logit of the lane's key, without the score scale.
+  __device__ __forceinline__ float encoded_logit(const KeyRows& rows, std::uint32_t (&k_words)[2][2][kKWords]) const {
+    Encoded& encoded = scratch.encoded;
+    float logit = 0.0f;
+#pragma unroll
+    for (int stream = 0; stream < kLoops; ++stream) {
+      if (stream >= query.history_loop()) break;
+      const bool any = __any_sync(~0u, rows.is(kCounted, stream)), any_late = __any_sync(~0u, rows.is(kCounted, stream) && rows.is(kLate, stream));
+#pragma unroll 1
+      for (int late = any ? 0 : 2; late <= (any_late ? 1 : 0); ++late) {  // groups of the pages' first rows, then the next ones
+        const bool counted = rows.is(kCounted, stream) && rows.is(kLate, stream) == (late != 0);
+        const bool both = __any_sync(~0u, counted && rows.is(kSecond, stream));  // or the first group alone
+        if (late != 0) {
+#pragma unroll 1
+          for (int group = 0; group < 2; ++group) {
+            copy_group(__any_sync(~0u, counted && rows.is(kSecond, stream) == (group != 0)), encoded.k_parameters[stream][group],
+                       scratch.starts[buffer].rows[group][kK][stream].parameters + Encoded::kGroupBytes);
+          }
+          commit_copies();
+          wait_copies<0>();
+        }
+        float bias[2] = {}, down[2] = {};
+        if (both) {
+          bias[0] = fold(stream, 0, down[0]);
+          bias[1] = fold(stream, 1, down[1]);
+        } else {
+          bias[0] = fold(stream, 0, down[0]);
+        }
+        __syncwarp();
+        std::uint32_t columns[2 * kKWords];
+#pragma unroll
+        for (int i = 0; i < 2 * kKWords; i += 4) {
+          const uint4 data = *reinterpret_cast<const uint4*>(encoded.folded[lane / 4] + lane % 4 * (kKWords * 8) + i * 4);
+          columns[i] = data.x, columns[i + 1] = data.y, columns[i + 2] = data.z, columns[i + 3] = data.w;
+        }
+        int sums[4] = {};
+#pragma unroll
+        for (int w = 0; w < kKWords; ++w) {
+          const std::uint32_t top = k_words[stream % 2][0][w], bottom = k_words[stream % 2][1][w];
+          multiply_bytes_signed(sums, top & kLowNibbles, bottom & kLowNibbles, top & kHighNibbles, bottom & kHighNibbles, columns[2 * w],
+                                columns[2 * w + 1]);
+        }
+        // An even lane has digits 0 and 1 of its group, the odd lane beside it digits 2 and 3: of key lane / 4, and of key lane / 4 + 8.
+        const bool odd = lane & 1;
+        const int upper = sums[0] + sums[1] * 256, lower = sums[2] + sums[3] * 256;
+        const int kept = odd ? lower : upper, other = __shfl_xor_sync(~0u, odd ? upper : lower, 1);
+        float dot = __fmaf_rn(static_cast<float>(odd ? kept : other), 65536.0f, static_cast<float>(odd ? other : kept));
+        dot = __fmul_rn(dot, half() == 0 ? down[0] : down[1]);
+        if (query.fault == Fault::half_precision_stream_dots) dot = __half2float(__float2half_rn(dot));
+        const float given = half() == 0 ? bias[1] : bias[0];
+        const float own_bias = key_sum(__fadd_rn(half() == 0 ? bias[0] : bias[1], __shfl_xor_sync(~0u, given, 2)));
+        if (counted && rows.is(kSecond, stream) == (half() != 0)) logit = __fadd_rn(logit, __fadd_rn(dot, own_bias));
+        __syncwarp();
+      }
+      if (stream + 2 < kLoops) load_keys(stream + 2, k_words[stream % 2]);
+    }
+    return __fadd_rn(logit, __shfl_xor_sync(~0u, logit, 2));
+  }
+
+  // Adds weight * V of the pass's keys; V rows have come.
+  __device__ __forceinline__ void add_encoded_values(const KeyRows& rows, float weight) {
+    Encoded& encoded = scratch.encoded;
+    const int streams = query.history_loop();
+    float products[kLoops];
+    std::uint32_t largest = 0;
+    const unsigned place = fixed_place(static_cast<int>(own()));
+#pragma unroll
+    for (int stream = 0; stream < kLoops; ++stream) {
+      products[stream] = 0.0f;
+      if (stream >= streams) break;
+      const float key_weight = rows.is(kValued, stream) ? weight : 0.0f;
+      const float2 minimum_scale = parameter(rows.v_parameters[stream]);  // zeros without a row: 0 / 0 is taken for 0
+      const float center = fminf(fmaxf(rintf(__fdividef(-minimum_scale.x, minimum_scale.y)), 0.0f), 15.0f);
+      offset = __fmaf_rn(key_weight, __fmaf_rn(center, minimum_scale.y, minimum_scale.x), offset);
+      products[stream] = __fmul_rn(key_weight, minimum_scale.y);
+      largest = max(largest, __float_as_uint(products[stream]));
+      if (half() < kHalves) encoded.centers[half()][stream * kKeys + place] = static_cast<std::uint8_t>(__float2uint_rn(center));
+    }
+    // One exponent a half: largest * 2^exponent < 2^32.
+    const std::uint32_t first_largest = __reduce_max_sync(~0u, half() == 0 ? largest : 0u), second_largest = __reduce_max_sync(~0u, half() == 0 ? 0u : largest);
+    const int first_exponent = min(31 - exponent_of(first_largest), 120);
+    const int second_exponent = kHalves == 2 ? min(31 - exponent_of(second_largest), 120) : first_exponent;
+    const int exponent = half() == 0 ? first_exponent : second_exponent;
+    const float factor = power_of_two(exponent);
+#pragma unroll
+    for (int stream = 0; stream < kLoops; ++stream) {
+      if (stream >= streams) break;
+      if (half() < kHalves) encoded.fixed[half()][stream * kKeys + place] = __float2uint_rn(__fmul_rn(products[stream], factor));
+    }
+    __syncwarp();
+
+    const unsigned row_lane = lane / 4, in_quad = lane % 4;
+    const unsigned channel_half = kHalves == 2 ? row_lane / 4 : 0;
+    std::uint32_t columns[kLoops], centers[kLoops];
+#pragma unroll
+    for (int stream = 0; stream < kLoops; ++stream) {
+      columns[stream] = centers[stream] = 0;
+      if (stream >= streams) continue;
+      const uint4 fixed = *reinterpret_cast<const uint4*>(&encoded.fixed[channel_half][stream * kKeys + 4 * in_quad]);
+      const std::uint32_t selector = row_lane % 4 * 0x11u + 0x40u;
+      columns[stream] = __byte_perm(__byte_perm(fixed.x, fixed.y, selector), __byte_perm(fixed.z, fixed.w, selector), 0x5410);
+      centers[stream] = *reinterpret_cast<const std::uint32_t*>(&encoded.centers[channel_half][stream * kKeys + 4 * in_quad]);
+    }
+    int center_sums[4] = {};
+    multiply_bytes(center_sums, centers[0], 0u, centers[1], 0u, columns[0], columns[1]);
+    if (streams > 2) multiply_bytes(center_sums, centers[2], 0u, centers[3], 0u, columns[2], columns[3]);
+    // A lane has two of the four digits of its column's half: their part of the sum is added here, the other lane's in store_encoded.
+    const int column_exponent = kHalves == 2 && in_quad >= 2 ? second_exponent : first_exponent;
+    const float even = power_of_two(in_quad % 2 == 0 ? -column_exponent : 16 - column_exponent), odd = __fmul_rn(even, 0.0625f);
+#pragma unroll
+    for (int w = 0; w < kVWords; ++w) {
+      int sums[4][4];
+#pragma unroll
+      for (int b = 0; b < 4; ++b) {
+        sums[b][0] = -center_sums[0], sums[b][1] = -center_sums[1];
+        sums[b][2] = -center_sums[0] * 16, sums[b][3] = -center_sums[1] * 16;
+      }
+#pragma unroll
+      for (int pair = 0; pair < kLoops; pair += 2) {
+        if (pair >= streams) break;
+        std::uint32_t bytes[2][4] = {};  // byte b of four rows: channels 2 b and 2 b + 1 of the word
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          if (pair + i >= streams) break;
+          std::uint32_t words[4];
+#pragma unroll
+          for (int k = 0; k < 4; ++k) {
+            words[k] = *reinterpret_cast<const std::uint32_t*>(encoded.v_rows[pair + i] + (4 * k + in_quad) * kPayloadBytes + (row_lane * kVWords + w) * 4);
+          }
+          transpose_bytes(words, bytes[i]);
+        }
+#pragma unroll
+        for (int b = 0; b < 4; ++b) {
+          multiply_bytes(sums[b], bytes[0][b] & kLowNibbles, bytes[0][b] & kHighNibbles, bytes[1][b] & kLowNibbles, bytes[1][b] & kHighNibbles,
+                         columns[pair], columns[pair + 1]);
+        }
+      }
+#pragma unroll
+      for (int b = 0; b < 4; ++b) {
+        float* const target = encoded_output + 2 * (4 * w + b);
+        target[0] = __fmaf_rn(static_cast<float>(sums[b][0] + sums[b][1] * 256), even, target[0]);
+        target[1] = __fmaf_rn(static_cast<float>(sums[b][2] + sums[b][3] * 256), odd, target[1]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store_encoded(float* target) const {
+    const unsigned row_lane = lane / 4, in_quad = lane % 4;
+    const float half_offset = key_sum(offset);
+    const bool odd = lane & 1;
+#pragma unroll
+    for (int j = 0; j < 4 * kVWords; ++j) {
+      const float kept = odd ? encoded_output[2 * j + 1] : encoded_output[2 * j], given = odd ? encoded_output[2 * j] : encoded_output[2 * j + 1];
+      const float value = __fadd_rn(__fadd_rn(kept, __shfl_xor_sync(~0u, given, 1)), half_offset);
+      if (in_quad / 2 == (kHalves == 2 ? row_lane / 4 : 0)) target[row_lane * (8 * kVWords) + 2 * j + odd] = value;
+    }
+  }
+
+  // Adds the keys of a pass, which were requested.
+  __device__ __forceinline__ void add_encoded_keys(int unit, unsigned key, bool present, const KeyRows& rows, std::uint32_t (&k_words)[2][2][kKWords]) {
+    float weight = 0.0f;
+    if constexpr (kCorrection) {
+      wait_copies<1>();
+      const float logit = __fmul_rn(encoded_logit(rows, k_words), score_scale<kHeadDim>());
+      raise_maximum(fmaxf(maximum, key_max(present ? logit : minus_infinity())));
+      if (present) weight = expf(__fsub_rn(logit, finite_reference(maximum)));
+    } else {
+      if (present) weight = expf(__fsub_rn(logits[unit * kUnitTokens + static_cast<int>(key)], finite_reference(maximum)));
+    }
+    sum = __fadd_rn(sum, key_sum(weight));
+    wait_copies<0>();
+    add_encoded_values(rows, weight);
+    __syncwarp();  // the next copies come to the same places
+  }
+
+  // --- BF16 rows ---
+
+  // Copies the rows of the keys, one a lane, `count` in all: K, then V.
   __device__ __forceinline__ void copy_bf16(int unit, unsigned key, unsigned count) const {
     std::uint64_t own = 0;
     if (lane < count) {
@@ -244,16 +608,15 @@ struct ChainReader {
     const std::size_t value_offset = page_tile_offset(query.shape, 0, KvTensor::v, 0) * 2;
     constexpr unsigned kChunks = kBf16Bytes / 16, kRows = 32 / kChunks;
 #pragma unroll
-    for (int tensor = kCorrection ? kK : kV; tensor >= kV; --tensor) {
+    for (unsigned tensor = kCorrection ? kK : kV; tensor <= kV; ++tensor) {
 #pragma unroll 1
       for (unsigned first = 0; first < count; first += kRows) {
         const unsigned place = first + lane / kChunks;
         const std::uint64_t row = __shfl_sync(~0u, own, static_cast<int>(place % 32)) + (tensor == kV ? value_offset : 0);
-        if (place < count) copy_async<16>(scratch.rows[tensor] + place * kBf16Bytes + lane % kChunks * 16, row + lane % kChunks * 16);
+        if (place < count) copy_async<16>(scratch.bf16.rows[kV - tensor] + place * kBf16Bytes + lane % kChunks * 16, row + lane % kChunks * 16);
       }
       commit_copies();
     }
-    if constexpr (!kCorrection) commit_copies();
   }
 
   // The dots of a block's rows, `dots` the lane's share of each; that of row `row` of the block is returned.
@@ -267,12 +630,14 @@ struct ChainReader {
     return __shfl_sync(~0u, dot, static_cast<int>(row % kStepRows * kRowLanes + row / kStepRows * (kRowLanes / 4)));
   }
 
-  __device__ __forceinline__ void read_bf16(int tensor, unsigned row, float (&values)[8]) const {
-    const uint4 data = *reinterpret_cast<const uint4*>(scratch.rows[tensor] + row * kBf16Bytes + part() * 16);
+  __device__ __forceinline__ void read_bf16(unsigned tensor, unsigned row, float (&values)[8]) const {
+    const uint4 data = *reinterpret_cast<const uint4*>(scratch.bf16.rows[kV - tensor] + row * kBf16Bytes + part() * 16);
     widen_row(data, values);
   }
 
   __device__ __forceinline__ float bf16_logit(unsigned count) const {
+    float q[8];
+    widen_row(reinterpret_cast<const uint4*>(query_row)[part()], q);
     float logit = 0.0f;
 #pragma unroll 1
     for (unsigned first = 0; first < count; first += kBlockRows) {
@@ -290,135 +655,44 @@ struct ChainReader {
     return logit;
   }
 
-  // The lane's share of the dots of a block of encoded rows. Products of codes and scales are exact, 4 + 11 bits: one rounding, as of a
-  // multiplication and an addition.
-  __device__ __forceinline__ void block_dots(const std::uint32_t (&codes)[kLaneRows], const float (&scale)[8], const float (&minimum)[8], unsigned count,
-                                             float (&dots)[kLaneRows]) const {
-#pragma unroll
-    for (unsigned half = 0; half < kLaneRows; half += 2) {
-      if (half * kStepRows >= count) break;  // the same in the whole warp
-#pragma unroll
-      for (unsigned u = half; u < half + 2; ++u) {
-        float values[8];
-        codes_of(codes[u], values);
-#pragma unroll
-        for (int c = 0; c < 8; ++c) dots[u] = __fmaf_rn(q[c], __fmaf_rn(values[c], scale[c], minimum[c]), dots[u]);
-      }
-    }
-  }
-  // The planted fault: q·code·scale of a row goes through FP16. Returns what `reduce` would.
-  __device__ __forceinline__ float half_precision_dot(const std::uint32_t (&codes)[kLaneRows], const float (&scale)[8], const float (&minimum)[8],
-                                                      unsigned row) const {
-    float scaled[kLaneRows] = {}, offsets[kLaneRows] = {};
-#pragma unroll
-    for (unsigned u = 0; u < kLaneRows; ++u) {
-      float values[8];
-      codes_of(codes[u], values);
-#pragma unroll
-      for (int c = 0; c < 8; ++c) {
-        scaled[u] = __fmaf_rn(q[c], __fmul_rn(values[c], scale[c]), scaled[u]);
-        offsets[u] = __fmaf_rn(q[c], minimum[c], offsets[u]);
-      }
-    }
-    const float dot = reduce(scaled, row);
-    return __fadd_rn(__half2float(__float2half_rn(dot)), reduce(offsets, row));
-  }
-
-  __device__ __forceinline__ float encoded_logit() const {
-    float logit = 0.0f;
-#pragma unroll 1
-    for (int stream = 0; stream < query.history_loop(); ++stream) {
-      const std::uint32_t list = scratch.listed[kK][stream];
-      const unsigned count = static_cast<unsigned>(__popc(list)), place = place_in(list);
-      const unsigned own_group = listed(list) ? scratch.groups[stream][place] : ~0u;
-#pragma unroll 1
-      for (unsigned begin = 0, end = 0; begin < count; begin = end) {  // rows of one group, so of the same parameters
-        const unsigned group = scratch.groups[stream][begin];
-        end = begin + static_cast<unsigned>(__popc(__ballot_sync(~0u, own_group == group)));
-        const unsigned char* parameters = is_copied(stream, group) ? scratch.k_parameters[group_copy(stream, group)]
-                                                                   : reinterpret_cast<const unsigned char*>(scratch.starts[group / 2][0][stream].parameters +
-                                                                                                            group % 2 * Scratch::kGroupBytes);
-        const uint4 low = reinterpret_cast<const uint4*>(parameters)[2 * part()], high = reinterpret_cast<const uint4*>(parameters)[2 * part() + 1];
-        const std::uint32_t words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-        float scale[8], minimum[8];
-#pragma unroll
-        for (int c = 0; c < 8; ++c) {
-          const float2 minimum_scale = parameter(words[c]);
-          minimum[c] = minimum_scale.x;
-          scale[c] = minimum_scale.y;
-        }
-#pragma unroll 1
-        for (unsigned first = begin; first < end; first += kBlockRows) {
-          std::uint32_t codes[kLaneRows];
-#pragma unroll
-          for (unsigned u = 0; u < kLaneRows; ++u) {
-            codes[u] = reinterpret_cast<const std::uint32_t*>(encoded_row(kK, stream, min(row_of(first, u), end - 1)))[part()];
-          }
-          float dot;
-          if (query.fault != Fault::half_precision_stream_dots) {
-            float dots[kLaneRows] = {};
-            block_dots(codes, scale, minimum, end - first, dots);
-            dot = reduce(dots, place - first);
-          } else {
-            dot = half_precision_dot(codes, scale, minimum, place - first);
-          }
-          if (own_group == group && place - first < kBlockRows) logit = __fadd_rn(logit, dot);
-        }
-      }
-    }
-    return logit;
-  }
-
-  // The weights of the keys of `list`, by place.
-  __device__ __forceinline__ void list_weights(std::uint32_t list, float weight) const {
-    __syncwarp();
-    if (listed(list)) scratch.weights[place_in(list)] = weight;
-    __syncwarp();
-  }
-  __device__ __forceinline__ float weight_of(unsigned row, unsigned count) const { return row < count ? scratch.weights[row] : 0.0f; }
-
   __device__ __forceinline__ void add_bf16_values(unsigned count, float weight) {
-    list_weights((1u << count) - 1, weight);
+    __syncwarp();
+    if (lane < kKeys) scratch.bf16.weights[lane] = weight;
+    __syncwarp();
 #pragma unroll 1
     for (unsigned first = 0; first < count; first += kBlockRows) {
 #pragma unroll
       for (unsigned u = 0; u < kLaneRows; ++u) {
         float values[8];
         read_bf16(kV, min(row_of(first, u), count - 1), values);
-        const float p = weight_of(row_of(first, u), count);
+        const float p = row_of(first, u) < count ? scratch.bf16.weights[row_of(first, u)] : 0.0f;
 #pragma unroll
         for (int c = 0; c < 8; ++c) output[c] = __fmaf_rn(p, values[c], output[c]);
       }
     }
   }
 
-  __device__ __forceinline__ void add_encoded_values(float weight) {
-#pragma unroll 1
-    for (int stream = 0; stream < query.history_loop(); ++stream) {
-      const std::uint32_t list = scratch.listed[kV][stream];
-      const unsigned count = static_cast<unsigned>(__popc(list));
-      list_weights(list, weight);
-#pragma unroll 1
-      for (unsigned first = 0; first < count; first += kBlockRows) {
-#pragma unroll
-        for (unsigned half = 0; half < kLaneRows; half += 2) {
-          if (first + half * kStepRows >= count) break;  // the same in the whole warp
-#pragma unroll
-          for (unsigned u = half; u < half + 2; ++u) {
-            const unsigned row = min(row_of(first, u), count - 1);
-            const float p = weight_of(row_of(first, u), count);
-            const float2 minimum_scale = parameter(scratch.v_parameters[stream][row][part() * 8 / kGroupSize]);
-            float values[8];
-            codes_of(reinterpret_cast<const std::uint32_t*>(encoded_row(kV, stream, row))[part()], values);
-#pragma unroll
-            for (int c = 0; c < 8; ++c) output[c] = __fmaf_rn(p, __fmaf_rn(values[c], minimum_scale.y, minimum_scale.x), output[c]);
-          }
-        }
-      }
+  __device__ __forceinline__ void add_bf16_keys(int unit, unsigned begin, unsigned count) {
+    const bool present = lane < count;
+    const unsigned key = present ? scratch.keys[buffer][begin + lane] : 0;
+    copy_bf16(unit, key, count);
+    float weight = 0.0f;
+    if constexpr (kCorrection) {
+      wait_copies<1>();
+      const float logit = __fmul_rn(bf16_logit(count), score_scale<kHeadDim>());
+      raise_maximum(fmaxf(maximum, warp_max(present ? logit : minus_infinity())));
+      if (present) weight = expf(__fsub_rn(logit, finite_reference(maximum)));
+    } else {
+      if (present) weight = expf(__fsub_rn(logits[unit * kUnitTokens + static_cast<int>(key)], finite_reference(maximum)));
     }
+    sum = __fadd_rn(sum, warp_sum(weight));
+    wait_copies<0>();
+    add_bf16_values(count, weight);
+    __syncwarp();  // the next copies come to the same places
   }
 
-  __device__ __forceinline__ void add_unit(int unit) {
+  // Lists the keys of a unit and finds their pages' rows, in the other buffer.
+  __device__ __forceinline__ void prepare(int unit) {
     const int first_page = unit * kUnitPages, length = query.position + 1 - unit * kUnitTokens;
     std::uint64_t masks[kUnitPages];
 #pragma unroll
@@ -430,78 +704,83 @@ struct ChainReader {
     unsigned total = 0;
 #pragma unroll
     for (int i = 0; i < kUnitPages; ++i) total += static_cast<unsigned>(__popcll(masks[i]));
-    if (total == 0) return;
-    unsigned encoded_total = 0;  // pages ascend, so these are the first keys
-    if constexpr (kPacked) {
-      encoded_total = total;
+    prepared_total = uniform(total);
+    if constexpr (kPacked) {  // pages ascend, so these are the first keys
+      unsigned encoded = total;
       if (query.frontier < (unit + 1) * kUnitTokens) {
-        encoded_total = 0;
+        encoded = 0;
 #pragma unroll
         for (int i = 0; i < kUnitPages; ++i) {
-          encoded_total += static_cast<unsigned>(__popcll(masks[i] & page_mask(0, 0, query.encoded_rows(first_page + i))));
+          encoded += static_cast<unsigned>(__popcll(masks[i] & page_mask(0, 0, query.encoded_rows(first_page + i))));
         }
       }
+      prepared_encoded = uniform(encoded);
+      if (prepared_encoded > 0) find_starts(unit, scratch.starts[buffer ^ 1]);
     }
-    __syncwarp();
-    if (kPacked && encoded_total > 0) find_starts(unit);
     unsigned before = 0;
 #pragma unroll
     for (int i = 0; i < 2 * kUnitPages; ++i) {
       const auto word = static_cast<std::uint32_t>(i % 2 == 0 ? masks[i / 2] : masks[i / 2] >> 32);
-      if (listed(word)) scratch.keys[before + place_in(word)] = static_cast<std::uint8_t>(32 * i + lane);
+      if ((word >> lane) & 1u) scratch.keys[buffer ^ 1][before + __popc(word & ((1u << lane) - 1))] = static_cast<std::uint8_t>(32 * i + lane);
       before += static_cast<unsigned>(__popc(word));
     }
     __syncwarp();
-    unsigned begin = 0;
-    if constexpr (kPacked) {
-#pragma unroll 1
-      for (; begin < encoded_total; begin += kKeys) add_keys<true>(unit, begin, min(encoded_total - begin, kKeys));
-      begin = encoded_total;
-    }
-#pragma unroll 1
-    for (; begin < total; begin += kKeys) add_keys<false>(unit, begin, min(total - begin, kKeys));
   }
 
-  template <bool kEncoded>
-  __device__ __forceinline__ void add_keys(int unit, unsigned begin, unsigned count) {
-    const bool present = lane < count;
-    const unsigned key = present ? scratch.keys[begin + lane] : 0;
-    if constexpr (kEncoded) {
-      copy_encoded(unit, key, present);
-    } else {
-      copy_bf16(unit, key, count);
-    }
-    float weight = 0.0f;
-    if constexpr (kCorrection) {
-      wait_copies<1>();
-      float logit;
-      if constexpr (kEncoded) {
-        logit = encoded_logit();
-      } else {
-        logit = bf16_logit(count);
+  // Adds the unit that was prepared, and prepares unit `next`, if any (not negative), while the first rows are on their way.
+  __device__ __forceinline__ void add_unit(int unit, int next) {
+    buffer ^= 1;
+    unit_page = unit * kUnitPages;
+    const int total = prepared_total, encoded_total = kPacked ? prepared_encoded : 0;
+    bool is_prepared = next < 0;
+#pragma unroll 1
+    for (int begin = 0;; begin += kKeys) {
+      const bool more = begin < encoded_total;
+      bool present = false;
+      unsigned key = 0;
+      KeyRows rows;
+      std::uint32_t k_words[2][2][kKWords];  // of streams that alternate
+      if constexpr (kPacked) {
+        if (more) {
+          present = static_cast<int>(own()) < encoded_total - begin;
+          key = present ? scratch.keys[buffer][begin + own()] : 0;
+          request(key, present, rows, k_words);
+        }
       }
-      logit = __fmul_rn(logit, score_scale<kHeadDim>());
-      const float largest = fmaxf(maximum, warp_max(present ? logit : minus_infinity())), reference = finite_reference(largest);
-      const float kept = expf(__fsub_rn(maximum, reference));
-      maximum = largest;
-      sum = __fmul_rn(sum, kept);
-      for (float& value : output) value = __fmul_rn(value, kept);
-      if (present) weight = expf(__fsub_rn(logit, reference));
-    } else {
-      if (present) weight = expf(__fsub_rn(logits[unit * kUnitTokens + static_cast<int>(key)], finite_reference(maximum)));
+      if (!is_prepared) {
+        prepare(next);
+        is_prepared = true;
+      }
+      if (!more) break;
+      if constexpr (kPacked) add_encoded_keys(unit, key, present, rows, k_words);
     }
-    sum = __fadd_rn(sum, warp_sum(weight));
-    wait_copies<0>();
-    if constexpr (kEncoded) {
-      add_encoded_values(weight);
-    } else {
-      add_bf16_values(count, weight);
+    if (encoded_total == total) return;
+    if constexpr (kPacked) {
+      if (!is_bf16) {  // and no encoded rows follow
+        claim_target();
+        store_encoded(chain_output);
+        __syncwarp();
+        if (side() == 0) {
+#pragma unroll
+          for (int c = 0; c < 8; ++c) output[c] = chain_output[8 * part() + c];
+        }
+        is_bf16 = true;
+      }
     }
-    __syncwarp();  // the next copies come to the same places
+#pragma unroll 1
+    for (int begin = encoded_total; begin < total; begin += kKeys) add_bf16_keys(unit, begin, min(total - begin, static_cast<int>(kKeys)));
   }
 
-  // What the lanes of a row hold of the same channels is one sum.
-  __device__ __forceinline__ void store(float* chain_output, float2* chain_statistics) {
+  __device__ __forceinline__ void store(float2* chain_statistics) {
+    claim_target();
+    if (lane == 0) *chain_statistics = make_float2(maximum, sum);
+    if constexpr (kPacked) {
+      if (!is_bf16) {
+        store_encoded(chain_output);
+        return;
+      }
+    }
+    // What the lanes of a row hold of the same channels is one sum.
 #pragma unroll
     for (int width = 16; width >= static_cast<int>(kRowLanes); width /= 2) {
 #pragma unroll
@@ -511,7 +790,6 @@ struct ChainReader {
       reinterpret_cast<float4*>(chain_output)[2 * lane] = make_float4(output[0], output[1], output[2], output[3]);
       reinterpret_cast<float4*>(chain_output)[2 * lane + 1] = make_float4(output[4], output[5], output[6], output[7]);
     }
-    if (lane == 0) *chain_statistics = make_float2(maximum, sum);
   }
 };
 
@@ -522,14 +800,23 @@ __global__ void __launch_bounds__(kThreads, SelectedShared<kHeadDim, kPacked, kP
   using Output = Channels<kHeadDim>;
   extern __shared__ __align__(128) unsigned char memory[];
   auto& shared = *reinterpret_cast<SelectedShared<kHeadDim, kPacked, kPurpose>*>(memory);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int warp = uniform(static_cast<int>(threadIdx.x / 32)), lane = threadIdx.x % 32;
+  if (threadIdx.x < 2) {
+    barrier_init(&shared.full[threadIdx.x], kThreads);
+    barrier_init(&shared.empty[threadIdx.x], 32);
+  }
+  __syncthreads();
   const int head = blockIdx.y;
   int row_index = blockIdx.z, layer = arguments.layer;
   if constexpr (kPurpose == Purpose::contribution) {
     layer += row_index / arguments.rows_of_layer;
     row_index %= arguments.rows_of_layer;
   }
-  const QueryRow row = arguments.rows[row_index];
+  QueryRow row = arguments.rows[row_index];
+  row.request = uniform(row.request);
+  row.position = uniform(row.position);
+  row.loop = uniform(row.loop);
+  row.encoded_frontier = uniform(row.encoded_frontier);
   if (row.request < 0) {
     wait_for_previous_kernel();
     return;
@@ -548,8 +835,7 @@ __global__ void __launch_bounds__(kThreads, SelectedShared<kHeadDim, kPacked, kP
   float first_maximum = minus_infinity();
   if constexpr (kPurpose == Purpose::contribution) first_maximum = arguments.reference.maximum[state];
   if constexpr (kPurpose == Purpose::correction) {
-    const uint4 data = reinterpret_cast<const uint4*>(arguments.q + row_index * arguments.q_row_stride + head * kHeadDim)[reader.part()];
-    widen_row(data, reader.q);
+    reader.load_query(arguments.q + row_index * arguments.q_row_stride + head * kHeadDim);
   }
 
   const int rank = blockIdx.x, ranks = gridDim.x;
@@ -557,34 +843,54 @@ __global__ void __launch_bounds__(kThreads, SelectedShared<kHeadDim, kPacked, kP
   float* all_outputs = arguments.chains + head_index * kGroups * kHeadDim;
   float2* all_statistics =
       reinterpret_cast<float2*>(arguments.chains + static_cast<std::size_t>(gridDim.z) * query.shape.heads * kGroups * kHeadDim) + head_index * kGroups;
-  for (int group = rank, round = 0; group < groups; group += ranks, ++round) {
-    const int buffer = round & 1, first = group * kWarps;
-    reader.start(first_maximum);
-    for (int unit = first + warp; unit < units; unit += kSelectedChains) reader.add_unit(unit);
-    reader.store(shared.chain_output[buffer][warp], &shared.chain_statistics[buffer][warp]);
-    __syncthreads();
-    if (warp != round % kWarps) continue;  // the next group is under way meanwhile
-    const int chains = min(kWarps, units - first);
+  // Into where the group of a round lies. That of the round before is combined by one warp when it is through with the next: none waits for the slowest.
+  const auto combine_group = [&](int round) {
+    const int buffer = round & 1, group = rank + round * ranks, chains = min(kWarps, units - group * kWarps);
+    barrier_wait(&shared.full[buffer], round >> 1 & 1);
     Output output;
     const float2 statistics =
         combine<kHeadDim, kWarps, 4>(lane < chains ? shared.chain_statistics[buffer][lane] : make_float2(minus_infinity(), 0.0f), (1u << chains) - 1,
                                   [&](int k) { return shared.chain_output[buffer][k]; }, output, lane);
     output.store(ranks > 1 ? all_outputs + group * kHeadDim : shared.group_output[group], lane);
     if (lane == 0) (ranks > 1 ? all_statistics : shared.group_statistics)[group] = statistics;
+    __syncwarp();
+    barrier_arrive(&shared.empty[buffer]);
+  };
+  int round = 0;
+  if (rank * kWarps + warp < units) reader.prepare(rank * kWarps + warp);
+  for (int group = rank; group < groups; group += ranks, ++round) {
+    const int buffer = round & 1, following = group + ranks < groups ? (group + ranks) * kWarps + warp : units;
+    reader.start(first_maximum, shared.chain_output[buffer][warp], round < 2 ? nullptr : &shared.empty[buffer], (round >> 1 & 1) ^ 1);
+    for (int unit = group * kWarps + warp; unit < units; unit += kSelectedChains) {
+      const int next = unit + kSelectedChains < units ? unit + kSelectedChains : following;
+      reader.add_unit(unit, next < units ? next : -1);
+    }
+    reader.store(&shared.chain_statistics[buffer][warp]);
+    __syncwarp();
+    barrier_arrive(&shared.full[buffer]);
+    if (round > 0 && warp == (round - 1) % kWarps) combine_group(round - 1);
   }
+  if (round > 0 && warp == (round - 1) % kWarps) combine_group(round - 1);
   let_next_kernel_begin();
   __syncthreads();
   if (warp != 0) return;
+  // On their way while this CTA arrives.
+  Output o_ref, c_ref;
+  float divisor = 0.0f, mass = 0.0f;
+  if constexpr (kPurpose == Purpose::correction) {
+    o_ref = Output::load(arguments.reference.o_ref + state * kHeadDim, lane);
+    c_ref = Output::load(arguments.reference.c_ref + state * kHeadDim, lane);
+    mass = arguments.reference.mass[state];
+  } else {
+    divisor = arguments.reference.sum[state];
+  }
   if (ranks > 1 && !arrive_last(arguments.arrivals + head_index, ranks, lane)) return;
   const float* outputs = ranks > 1 ? all_outputs : shared.group_output[0];
   const float2* statistics = ranks > 1 ? all_statistics : shared.group_statistics;
   Output output;
-  const float2 total = combine<kHeadDim, kGroups, 8>(lane < groups ? statistics[lane] : make_float2(minus_infinity(), 0.0f), (1u << groups) - 1,
+  const float2 total = combine<kHeadDim, kGroups, kGroups>(lane < groups ? statistics[lane] : make_float2(minus_infinity(), 0.0f), (1u << groups) - 1,
                                                   [&](int k) { return outputs + k * kHeadDim; }, output, lane);
   if constexpr (kPurpose == Purpose::correction) {
-    const Output o_ref = Output::load(arguments.reference.o_ref + state * kHeadDim, lane);
-    const Output c_ref = Output::load(arguments.reference.c_ref + state * kHeadDim, lane);
-    const float mass = arguments.reference.mass[state];
 #pragma unroll
     for (int c = 0; c < Output::kOwn; ++c) {
       const float unselected = __fsub_rn(o_ref.values[c], c_ref.values[c]);
@@ -592,11 +898,10 @@ __global__ void __launch_bounds__(kThreads, SelectedShared<kHeadDim, kPacked, kP
     }
     output.store_bf16(arguments.output + (static_cast<std::size_t>(row_index) * query.shape.heads + head) * kHeadDim, lane);
   } else {
-    const float sum = arguments.reference.sum[state];
 #pragma unroll
-    for (int c = 0; c < Output::kOwn; ++c) output.values[c] = __fdiv_rn(output.values[c], sum);
+    for (int c = 0; c < Output::kOwn; ++c) output.values[c] = __fdiv_rn(output.values[c], divisor);
     output.store(arguments.reference.c_ref + state * kHeadDim, lane);
-    if (lane == 0) arguments.reference.mass[state] = __fdiv_rn(total.y, sum);
+    if (lane == 0) arguments.reference.mass[state] = __fdiv_rn(total.y, divisor);
   }
 }
 
