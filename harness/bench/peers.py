@@ -17,6 +17,7 @@ Exit code 0; 2 usage; 4 without PyTorch or without a CUDA device, with one sente
 import argparse
 import dataclasses
 import json
+import logging
 import math
 import signal
 import statistics
@@ -262,6 +263,7 @@ class Compiled:
 
         deadline = time.monotonic() + self.left
         previous = signal.signal(signal.SIGALRM, interrupt)
+        logging.disable(logging.CRITICAL)  # pages for every kernel whose tuning is interrupted
         # Again and again: what tunes kernels takes an exception for a kernel that does not work, and goes on with the next.
         signal.setitimer(signal.ITIMER_REAL, self.left, 0.2)
         try:
@@ -275,6 +277,7 @@ class Compiled:
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, previous)
+            logging.disable(logging.NOTSET)
         self.left = deadline - time.monotonic()
         if self.left <= 0 and not self.reason:
             self.reason = "torch.compile was given no more time"
