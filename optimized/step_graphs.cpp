@@ -16,7 +16,7 @@ struct DestroyGraph {
 }  // namespace
 
 CapturedStep::CapturedStep(cudaStream_t stream, const std::function<void()>& enqueue) {
-  // An allocation, or any other call that a replay could not repeat, fails under this mode.
+  // A call that a replay could not repeat fails under this mode. Memory in stream order does not: it would be the graph's (StepGraphs::run).
   LOOPGAUGE_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
   cudaGraph_t graph = nullptr;
   try {
@@ -49,8 +49,9 @@ StepGraphs::Outcome StepGraphs::run(const Key& key, std::uint64_t address_versio
   }
   const auto found = graphs_.find(key);
   if (found == graphs_.end()) {
-    if (graphs_.size() < kMaxGraphs) graphs_.emplace(key, nullptr);
     enqueue();
+    // Only now: what threw, for want of memory say, has not made every allocation, and a capture must make none.
+    if (graphs_.size() < kMaxGraphs) graphs_.emplace(key, nullptr);
     return Outcome::ran_eagerly;
   }
   const bool fresh = found->second == nullptr;

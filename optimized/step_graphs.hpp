@@ -18,7 +18,8 @@ namespace loopgauge::optimized {
 // What `enqueue` puts on the stream, captured as an executable graph.
 class CapturedStep {
  public:
-  // Throws, with the stream usable, what `enqueue` throws; a call that a replay could not repeat (an allocation) fails.
+  // Throws, with the stream usable, what `enqueue` throws; a call that a replay could not repeat fails. `enqueue` must not allocate: cudaMalloc fails, but
+  // memory in stream order becomes the graph's.
   CapturedStep(cudaStream_t stream, const std::function<void()>& enqueue);
   void replay(cudaStream_t stream) const;
 
@@ -43,12 +44,12 @@ class StepGraphs {
   static constexpr int kMaxGraphs = 64;                  // captured at once; steps of further keys run eagerly
   static int bucket(int value, int smallest);            // the power of two >= value, at least `smallest`
 
-  // Enqueues one step: eagerly the first time that its key is seen, which is the warm run that makes every allocation; from the second time
-  // on as a replay. `address_version`: graphs captured under another one use memory that has moved, and are dropped.
+  // Enqueues one step: eagerly until that has succeeded once for its key, which is the warm run that makes every allocation; from then on as a
+  // replay. `address_version`: graphs captured under another one use memory that has moved, and are dropped.
   Outcome run(const Key& key, std::uint64_t address_version, cudaStream_t stream, const std::function<void()>& enqueue);
 
  private:
-  std::map<Key, std::unique_ptr<const CapturedStep>> graphs_;  // null: seen once
+  std::map<Key, std::unique_ptr<const CapturedStep>> graphs_;  // null: run once
   std::uint64_t address_version_ = 0;
 };
 

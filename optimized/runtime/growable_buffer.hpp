@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A device array that grows when more is asked for. Its content is lost when it grows.
+// A device array that grows when more is asked for. Its content is lost when it grows, and the array with it where there is no room.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -22,8 +22,8 @@ class GrowableBuffer {
   T* reserve(std::size_t count) {
     if (buffer_.size_bytes() < count * sizeof(T)) {
       buffer_.reset();
+      ++growths_;  // also where no room is found: what was there is gone
       buffer_ = allocator_.allocate_array<T>(category_, count);
-      ++growths_;
     }
     return buffer_.as<T>();
   }
