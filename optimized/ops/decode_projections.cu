@@ -3,6 +3,9 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <string>
 
 #include "optimized/ops/elementary.cuh"
 #include "optimized/ops/programmatic_launch.cuh"
@@ -196,7 +199,8 @@ __device__ __forceinline__ float high_half(std::uint32_t pair) { return __uint_a
 __device__ __forceinline__ void inverses_of_rows(const DecodeProjectionsArguments& a, const Bfloat16* rows, float* inverse) {
   const int row = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   if ((row & ~1) >= a.rows) return;     // warp by warp
-  // A square is exact in FP32, so that one rounding is that of the addition. (Squares below FP32's range do not reach the sum with epsilon.)
+  // A square is exact in FP32, so that one rounding is that of the addition. (Squares below FP32's range do not reach the sum with an epsilon of 2^-100
+  // or more.)
   const auto* const pairs = reinterpret_cast<const std::uint32_t*>(rows + static_cast<std::size_t>(min(row, a.rows - 1)) * (a.hidden + kRowPadding)) + lane / 2;
   const std::uint32_t half = lane % 2 == 0 ? 0x1044u : 0x3244u;  // to the upper half of a word
   constexpr int kBatch = 8;             // rows are whole batches of every lane
@@ -479,7 +483,9 @@ __device__ __forceinline__ void fetch(const Launch& launch, const RowMemory& mem
       barrier_wait(memory.done, (index - 1) & 1);
       if (lane == 0) {
         asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(a.arrivals + index) : "memory");
-        do {  // the counts as the second-level cache has them, where what was released before them is
+        // The counts as the second-level cache has them, where what was released before them is. No acquire: what follows reads there too (bulk copies,
+        // load_uncached), never what a first-level cache may still hold from before.
+        do {
           barrier_arrive_expecting(memory.counted, kProjectionArrivals * sizeof(std::uint32_t));
           bulk_copy(memory.counts, a.arrivals, kProjectionArrivals * sizeof(std::uint32_t), memory.counted);
           barrier_wait(memory.counted, parity);
@@ -697,6 +703,17 @@ DeviceLimits device_limits() {
   return limits;
 }
 
+bool extents_are_whole(int rows, int hidden, int heads, int head_dim, int intermediate) {
+  const int width = heads * head_dim;
+  if (rows < 1 || rows > kMostProjectionRows) return false;
+  // A warp has a share of every product; tiles are whole; rows are whole 16-byte pieces of every lane.
+  if (hidden % 128 != 0 || width % kChunk != 0 || intermediate % kChunk != 0 || head_dim % kTileRows != 0 || (head_dim & (head_dim - 1)) != 0) return false;
+  if (head_dim > kMostHeadDim || hidden < kWarps * kChunk || width < kWarps * kChunk || intermediate < kWarps * kChunk) return false;
+  if (head_dim == kTileRows) return false;  // its rotation partners stand apart as the halves of a tile of v, which finish_tile does not rotate
+  if (rows * (hidden / 8) > kMostPieces * kThreads) return false;
+  return static_cast<std::int64_t>(intermediate) * hidden <= std::numeric_limits<int>::max();  // from a gate's weights to those of its up value
+}
+
 // The widest that fits `limit` bytes of shared memory; 0 stages: none does.
 Cut cut_of(int rows, int hidden, int width, int intermediate, int limit) {
   const auto bytes = [&](int stages, int in) {
@@ -741,13 +758,8 @@ void launch_blocks(const Launch& launch, const Cut& cut, const DeviceLimits& lim
 }  // namespace
 
 bool decode_projections_cover(int rows, int hidden, int heads, int head_dim, int intermediate) {
-  const int width = heads * head_dim;
-  if (rows < 1 || rows > kMostProjectionRows) return false;
-  // A warp has a share of every product; tiles are whole; rows are whole 16-byte pieces of every lane.
-  if (hidden % 128 != 0 || width % kChunk != 0 || intermediate % kChunk != 0 || head_dim % kTileRows != 0 || (head_dim & (head_dim - 1)) != 0) return false;
-  if (head_dim > kMostHeadDim || hidden < kWarps * kChunk || width < kWarps * kChunk || intermediate < kWarps * kChunk) return false;
-  if (rows * (hidden / 8) > kMostPieces * kThreads) return false;
-  return cut_of(rows, hidden, width, intermediate, device_limits().shared_bytes).stages > 0;
+  return extents_are_whole(rows, hidden, heads, head_dim, intermediate) &&
+         cut_of(rows, hidden, heads * head_dim, intermediate, device_limits().shared_bytes).stages > 0;
 }
 
 void decode_projections(const DecodeProjectionsArguments& a, cudaStream_t stream) {
@@ -775,6 +787,11 @@ void decode_projections(const DecodeProjectionsArguments& a, cudaStream_t stream
          a.projected, a.qkv, a.residual, first});
   }
   const DeviceLimits limits = device_limits();
+  const Cut cut = extents_are_whole(a.rows, a.hidden, a.heads, a.head_dim, a.intermediate) ? cut_of(a.rows, a.hidden, width, a.intermediate, limits.shared_bytes) : Cut{};
+  if (cut.stages == 0) {
+    throw UnsupportedError("decode_projections: " + std::to_string(a.rows) + " rows of hidden " + std::to_string(a.hidden) + ", " + std::to_string(a.heads) + " heads of " +
+                           std::to_string(a.head_dim) + ", intermediate " + std::to_string(a.intermediate) + " are not covered");
+  }
   int blocks = 0;  // no more than a product has tiles
   for (int i = 0; i < launch.phase_count; ++i) blocks = std::max(blocks, launch.phases[i].out / kTileRows);
   blocks = std::min(blocks, limits.multiprocessors);
@@ -782,7 +799,6 @@ void decode_projections(const DecodeProjectionsArguments& a, cudaStream_t stream
     launch.phases[i].each = launch.phases[i].out / 2 / blocks;
     launch.phases[i].more = launch.phases[i].out / 2 % blocks;
   }
-  const Cut cut = cut_of(a.rows, a.hidden, width, a.intermediate, limits.shared_bytes);
   if (cut.few && cut.stages == kFewStages) launch_blocks<kFewStages, true>(launch, cut, limits, blocks, stream);
   else if (cut.few) launch_blocks<kLeastStages, true>(launch, cut, limits, blocks, stream);
   else if (cut.stages == kMostStages) launch_blocks<kMostStages, false>(launch, cut, limits, blocks, stream);

@@ -32,7 +32,7 @@ struct DecodeProjectionsArguments {
   const Bfloat16* qkv_weight = nullptr;          // rows of q, k, v
   int next_layer = 0;
   const QueryRow* query_rows = nullptr;          // [rows]: where k and v belong
-  const std::int32_t* positions = nullptr;       // [rows]
+  const std::int32_t* positions = nullptr;       // [rows], of padding too
   const Bfloat16* cosine = nullptr;              // [positions, head_dim / 2]
   const Bfloat16* sine = nullptr;
   KvView kv{};
@@ -55,13 +55,13 @@ bool decode_projections_cover(int rows, int hidden, int heads, int head_dim, int
 // append of K and V, in one launch.
 // Specification clause and reference counterpart: S-LIN-1, S-RMS-1..3, S-RES-1, S-MLP-1, S-ROPE-4 and S-KVA-1, one after the other;
 //   reference/ops/ of those names.
-// Shapes and layouts: above. Rows whose request is negative are computed and not appended.
+// Shapes and layouts: above. Rows whose request is negative are computed and not appended; their positions are the table's too.
 // Requires: decode_projections_cover(...); 16-byte aligned pointers; arrivals zeroed in stream order since the last launch with them.
 // Numerics: the bits of linear_split_k, rms_norm, rms_norm_residual_add, swiglu, rope and kv_append applied one after the other.
 // Determinism: as those; the number of blocks does not show.
 // Launch: cooperative, one block of 288 threads a multiprocessor or tile, programmatic: weights are requested before the kernel in front has ended, and
-//   the next kernel may begin with the last product (programmatic_launch.cuh), where there are one or two rows beside these blocks. Blocks meet between
-//   two products, while the ring of requested weights fills with those of the next.
+//   the next kernel may begin with the last product (programmatic_launch.cuh); its blocks find room beside these where there are one or two rows. Blocks
+//   meet between two products, while the ring of requested weights fills with those of the next. Throws UnsupportedError where extents are not covered.
 // Traffic: the weights once; the rows are read by every block.
 void decode_projections(const DecodeProjectionsArguments& arguments, cudaStream_t stream);
 

@@ -26,7 +26,7 @@ void kv_append(const Bfloat16* keys, const Bfloat16* values, std::int64_t row_st
 // Specification clause and reference counterpart: S-ROPE-4, S-KVA-1; reference/ops/rope, reference/kv/kv_planes.
 // Shapes and layouts: qkv: row i at + i * row_stride, q, k and v of [heads, head_dim] BF16 side by side, q rotated in place; positions [count] int32 and
 //   the table as rope; rows and target as kv_append.
-// Requires: as both; head_dim % 16 == 0. q of a row with a negative request is rotated too.
+// Requires: as both; head_dim % 16 == 0. q of a row with a negative request is rotated too, so its position is one of the table's.
 // Numerics: bit-exact, as both.
 // Determinism: element-wise.
 // Launch: one block of 128 threads a row.

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <string>
 #include <tuple>
 #include <type_traits>
 
@@ -111,6 +112,9 @@ struct ClusterTile {
 // Of rows in shared memory; neighbours begin half of the banks apart.
 __host__ __device__ constexpr int row_bytes(int chunks) { return (chunks | 1) * kChunkBytes; }
 
+// Every thread of a block arrives before it waits, once at a time; a round is two of these. Relaxed: what a thread has stored is not ordered before its
+// arrival, but by the fence of the warp that multiplies nothing, behind a __syncthreads. What it has loaded is there when it arrives, since it has stored
+// a sum of it (the machine code has the store in front of the arrival).
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 
@@ -317,15 +321,16 @@ int resident_clusters(const void* kernel, int threads, int bytes) {
   int device = 0;
   LOOPGAUGE_CUDA_CHECK(cudaGetDevice(&device));
   const std::lock_guard lock(mutex);
-  const auto [place, fresh] = known.try_emplace({kernel, device, bytes}, 0);
-  if (fresh) {
-    cudaLaunchConfig_t config{};
-    config.gridDim = kShares;
-    config.blockDim = static_cast<unsigned>(threads);
-    config.dynamicSmemBytes = static_cast<std::size_t>(bytes);
-    LOOPGAUGE_CUDA_CHECK(cudaOccupancyMaxActiveClusters(&place->second, kernel, &config));
-  }
-  return place->second;
+  const std::tuple key{kernel, device, bytes};
+  if (const auto place = known.find(key); place != known.end()) return place->second;
+  cudaLaunchConfig_t config{};
+  config.gridDim = kShares;
+  config.blockDim = static_cast<unsigned>(threads);
+  config.dynamicSmemBytes = static_cast<std::size_t>(bytes);
+  int clusters = 0;
+  LOOPGAUGE_CUDA_CHECK(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config));
+  known.emplace(key, clusters);
+  return clusters;
 }
 
 // False: the rows do not fit shared memory.
@@ -369,8 +374,18 @@ bool launch_many_rows(const Bfloat16* x, int x_stride, const Bfloat16* weight, O
   return launch_cluster<8, 8, 1, 4, 2>(x, x_stride, weight, y, rows, in, out, stream);
 }
 
+// Loads, bulk copies and vector stores need these; on the device a fault would end the process.
+void require_pieces(const Bfloat16* x, int x_stride, const Bfloat16* weight, int in, int out) {
+  const auto aligned = [](const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0; };
+  if (in % 8 != 0 || x_stride % 8 != 0 || out % 4 != 0 || !aligned(x) || !aligned(weight)) {
+    throw UnsupportedError("linear_split_k: " + std::to_string(in) + " inputs of rows " + std::to_string(x_stride) + " apart and " + std::to_string(out) +
+                           " outputs are not whole 16-byte pieces");
+  }
+}
+
 template <class Output>
 void split_k(const Bfloat16* x, int x_stride, const Bfloat16* weight, Output* y, int rows, int in, int out, cudaStream_t stream) {
+  require_pieces(x, x_stride, weight, in, out);
   int most = kMostRows;
   for (int row = 0; row < rows;) {
     const int count = std::min(most, rows - row);

@@ -32,7 +32,8 @@ __device__ __forceinline__ float inverse_root_mean_square(float sum_of_squares, 
 __device__ __forceinline__ float inverse_rms(const Bfloat16* row, int width, float epsilon) {
   __shared__ float inverse;
   if (threadIdx.x < kLanes) {
-    // A square is exact in FP32, so that one rounding is that of the addition. (Squares below FP32's range do not reach the sum with epsilon.)
+    // A square is exact in FP32, so that one rounding is that of the addition. (Squares below FP32's range do not reach the sum with an
+    // epsilon of 2^-100 or more; with the smallest that a model may have, 2^-126, seven rows of 200,000 that were made to find out differed in a bit.)
     // Words of two values, since a 16-bit load is followed by moves that wait for it.
     const auto* const pairs = reinterpret_cast<const std::uint32_t*>(row) + threadIdx.x / 2;
     const std::uint32_t half = threadIdx.x % 2 == 0 ? 0x1044u : 0x3244u;  // to the upper half of a word

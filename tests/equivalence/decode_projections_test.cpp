@@ -27,8 +27,8 @@ struct Extents {
   int hidden, heads, head_dim, intermediate;
   int width() const { return heads * head_dim; }
 };
-// ouro-tiny, ouro-small, heads of 64 with an odd share of K a warp, Ouro-1.4B.
-const Extents kExtents[] = {{384, 3, 128, 1024}, {640, 5, 128, 1536}, {512, 12, 64, 1376}, {2048, 16, 128, 5632}};
+// ouro-tiny, ouro-small, heads of 64 with an odd share of K a warp, Ouro-1.4B, eight rows so wide that rings are short.
+const Extents kExtents[] = {{384, 3, 128, 1024}, {640, 5, 128, 1536}, {512, 12, 64, 1376}, {2048, 16, 128, 5632}, {640, 38, 128, 512}};
 
 class DecodeProjectionsTest : public DeviceTest {
  protected:
@@ -85,6 +85,8 @@ class DecodeProjectionsTest : public DeviceTest {
     LOOPGAUGE_CUDA_CHECK(cudaMemcpy(bits.data(), reinterpret_cast<const void*>(side.pages[i]), bits.size() * 2, cudaMemcpyDeviceToHost));
     return bits;
   }
+
+  void expect_that_threads_launch(const Extents& e, int launches);
 
   std::uint32_t seed_ = 500;
 };
@@ -202,8 +204,7 @@ TEST_F(DecodeProjectionsTest, HaveTheBitsOfTheOperationsOneByOne) {
 }
 
 // Executors of several threads launch the same kernel, with as much shared memory as their rows need, and blocks of each wait for one another.
-TEST_F(DecodeProjectionsTest, ThreadsLaunchWithDifferentNumbersOfRows) {
-  const Extents e = kExtents[0];
+void DecodeProjectionsTest::expect_that_threads_launch(const Extents& e, int launches) {
   const Layer layer = make_layer(e);
   const optimized::RopeTable table = optimized::make_rope_table(300, e.head_dim, 1e4);
   const DeviceBuffer cosine = upload(table.cosine), sine = upload(table.sine);
@@ -252,7 +253,7 @@ TEST_F(DecodeProjectionsTest, ThreadsLaunchWithDifferentNumbersOfRows) {
     a.arrivals = sides[which].arrivals.as<std::uint32_t>();
     const optimized::Stream stream;
     try {
-      for (int i = 0; i < 500; ++i) {
+      for (int i = 0; i < launches; ++i) {
         LOOPGAUGE_CUDA_CHECK(cudaMemsetAsync(a.arrivals, 0, optimized::kProjectionArrivals * sizeof(std::uint32_t), stream));
         optimized::decode_projections(a, stream);
       }
@@ -266,6 +267,11 @@ TEST_F(DecodeProjectionsTest, ThreadsLaunchWithDifferentNumbersOfRows) {
   EXPECT_EQ(first.get(), "");
   EXPECT_EQ(second.get(), "");
 }
+
+TEST_F(DecodeProjectionsTest, ThreadsLaunchWithDifferentNumbersOfRows) { expect_that_threads_launch(kExtents[0], 500); }
+
+// A multiprocessor has no room for a block of each: that neither waits for blocks that the other keeps out is what a cooperative launch promises.
+TEST_F(DecodeProjectionsTest, ThreadsLaunchWhatFillsTheDevice) { expect_that_threads_launch(kExtents[3], 200); }
 
 // Attention that is told what the projections write may begin before they have ended. It reads older keys at once, and the new ones, of its own row and of
 // another row of the request, when they are there.
@@ -352,7 +358,18 @@ TEST_F(DecodeProjectionsTest, NamesTheExtentsThatItCovers) {
   EXPECT_FALSE(optimized::decode_projections_cover(0, 2048, 16, 128, 5632));
   EXPECT_FALSE(optimized::decode_projections_cover(1, 128, 1, 128, 512)) << "a warp without a share of K";
   EXPECT_FALSE(optimized::decode_projections_cover(1, 2048, 16, 128, 5640)) << "part of a chunk";
+  EXPECT_TRUE(optimized::decode_projections_cover(1, 256, 8, 32, 256));
+  EXPECT_FALSE(optimized::decode_projections_cover(1, 256, 16, 16, 256)) << "heads of one tile";
+  EXPECT_FALSE(optimized::decode_projections_cover(1, 16384, 128, 128, 131072)) << "up values 2^31 elements behind their gates";
   EXPECT_FALSE(optimized::decode_projections_cover(8, 8192, 64, 128, 28672)) << "rows that do not fit shared memory";
+
+  optimized::DecodeProjectionsArguments arguments;
+  arguments.rows = 8;
+  arguments.hidden = 8192;
+  arguments.heads = 64;
+  arguments.head_dim = 128;
+  arguments.intermediate = 28672;
+  EXPECT_THROW(optimized::decode_projections(arguments, *stream_), UnsupportedError);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "optimized/ops/linear.cuh"
+#include "optimized/ops/linear_split_k.cuh"
 #include "reference/ops/linear.hpp"
 #include "tests/equivalence/device_fixture.hpp"
 
@@ -160,11 +161,39 @@ TEST_F(LinearTest, RowsDoNotDependOnTheirNumber) {
   }
 }
 
+TEST_F(LinearTest, RowsMayLieApart) {
+  std::uint32_t seed = 120;
+  for (const auto [in, out] : {Product{384, 1152}, Product{264, 40}}) {
+    constexpr int kRows = 70;
+    const int stride = in + 24;
+    const Bits apart = random_bits(static_cast<std::size_t>(kRows) * stride, ++seed);
+    Bits x;
+    for (int row = 0; row < kRows; ++row) x.insert(x.end(), apart.begin() + row * stride, apart.begin() + row * stride + in);
+    const auto device_x = upload(apart), weight = upload(random_bits(static_cast<std::size_t>(out) * in, ++seed, 0.05f));
+    for (const LinearImplementation implementation : {LinearImplementation::tensor_core_tiles, LinearImplementation::split_k}) {
+      for (const int rows : {1, 8, 9, 17, 33, 64, 65, 70}) {
+        auto y = poisoned<std::uint16_t>(static_cast<std::size_t>(rows) * out);
+        optimized::linear(*library_, implementation, device_x.as<Bfloat16>(), stride, weight.as<Bfloat16>(), y.as<Bfloat16>(), rows, in, out, *stream_);
+        const Bits side_by_side(x.begin(), x.begin() + static_cast<std::ptrdiff_t>(rows) * in);
+        EXPECT_TRUE(same_bits(multiply(implementation, side_by_side, weight, rows, in, out), download<std::uint16_t>(y, static_cast<std::size_t>(rows) * out)))
+            << to_string(implementation) << ", " << rows << " rows of " << in << " x " << out;
+      }
+    }
+  }
+}
+
 TEST_F(LinearTest, ShapesOutsideTheKernelsAreRefused) {
   const auto buffer = poisoned<std::uint16_t>(1024);
   auto out = poisoned<std::uint16_t>(1024);
   EXPECT_THROW(optimized::linear(*library_, LinearImplementation::automatic, buffer.as<Bfloat16>(), 12, buffer.as<Bfloat16>(), out.as<Bfloat16>(), 1, 12, 8, *stream_),
                UnsupportedError);
+  const auto split_k = [&](const Bfloat16* x, int x_stride, int in, int outputs) {
+    optimized::linear_split_k(x, x_stride, buffer.as<Bfloat16>(), out.as<Bfloat16>(), 9, in, outputs, *stream_);
+  };
+  EXPECT_THROW(split_k(buffer.as<Bfloat16>(), 12, 8, 8), UnsupportedError);
+  EXPECT_THROW(split_k(buffer.as<Bfloat16>(), 16, 12, 8), UnsupportedError);
+  EXPECT_THROW(split_k(buffer.as<Bfloat16>(), 8, 8, 6), UnsupportedError);
+  EXPECT_THROW(split_k(buffer.as<Bfloat16>() + 4, 8, 8, 8), UnsupportedError);
 }
 
 }  // namespace
