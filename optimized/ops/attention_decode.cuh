@@ -39,9 +39,10 @@ std::size_t attention_decode_workspace_bytes(const KvShape& shape, int row_count
 // Requires: head_dim 64 or 128; q rows 16-byte aligned. With written_rows: `rows`, tables, maps and the K/V of other positions are older than the kernel
 //   in front.
 // Numerics: FP32 sums. BF16 rows: products exact. Encoded rows: integer products on tensor cores, whose sums are exact. K: codes times q * scale
-//   in fixed point under one power of two a group (error 2^-26 of the largest), q * minimum in FP32. V: codes, less the one nearest to the
-//   value zero, times probability * scale in fixed point (32 bits under one power of two a page and half), and what those nearest codes
-//   leave times the probability in FP32. One rounding to BF16.
+//   in fixed point under one power of two a group (error 2^-26 of the largest), q * minimum in FP32; what these round is in proportion to
+//   |q| (|minimum| + 15 scale), so that a key whose |q||K| is hundreds of times smaller can leave kScoreTolerance, which is in proportion to that.
+//   V: codes, less the one nearest to the value zero, times probability * scale in fixed point (32 bits under one power of two a page and half), and
+//   what those nearest codes leave times the probability in FP32. One rounding to BF16.
 // Determinism: partial results, splits of 256 positions and chains of splits at absolute multiples, combined ascending (dense_attention.cuh); a
 //   row's bits do not depend on the other rows of the batch, their order, max_length or where pages lie.
 // Launch: one kernel, (heads, CTAs of a row and head, rows) CTAs of 320 threads, 256 where rows may be encoded; as many CTAs as the device

@@ -12,8 +12,9 @@
 //
 // Encoded rows are multiplied as integers. The codes of a row are unsigned bytes of mma.sync operand A; the other operand holds the digits
 // to base 256 of a fixed-point number, q * scale (K, four signed digits) or probability * scale (V, four unsigned digits), one digit a
-// column. Integer sums are exact in any order, so sum of code * weight - sum of center * weight cancels exactly, where `center` is the code
-// nearest to the value zero: what is rounded is in proportion to the reconstructed values, not to the codes and minima that make them up.
+// column. Integer sums are exact in any order, so that of V sum of code * weight - sum of center * weight cancels exactly, where `center` is the code
+// nearest to the value zero: what is rounded is in proportion to the reconstructed values, not to the codes and minima that make them up. Of K it is
+// in proportion to these: sum of code * (q * scale), exact but for one rounding of q * scale, and sum of q * minimum in FP32 meet as two FP32 numbers.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -46,7 +47,7 @@ struct Arguments {
   std::uint64_t* numeric_fault;
   __nv_bfloat16* output;    // [rows, heads * head_dim]
   float* chains;            // [rows, heads, kChains]{output[head_dim]}, then the same of {maximum, sum}
-  std::uint32_t* arrivals;  // [rows, heads], zero, and zero again afterwards
+  std::uint32_t* arrivals;  // [rows, heads] of the launch, zero, and zero again afterwards
   Fault fault;
   const QueryRow* written_rows = nullptr;  // [written_count], at most 32: as AttentionDecodeArguments; null: an ordinary launch
   int written_count = 0;
@@ -354,7 +355,7 @@ struct PageRing {
   unsigned char (*slots)[L::kSlotBytes];
   StageHeader* headers;  // by slot
   int page_of_split;
-  bool leads;          // lets the next kernel begin
+  bool leads;          // lets the next kernel begin, when its own last stage is requested; the other group may have a split more
   SplitCursor cursor;  // of the next stage to fetch; at first a split before the first
   int left = 0;        // stages of encoded rows that its page still has
   int source = 0;      // the lane that knows the next of them
@@ -392,7 +393,7 @@ struct PageRing {
 #pragma unroll
     for (int i = 0; i < L::kGroups; ++i) cursor.next();
     if (!cursor.valid()) {
-      if (leads) let_next_kernel_begin();  // which requests weights: behind all that was requested here
+      if (leads) let_next_kernel_begin();  // which requests weights: behind what this warp requested
       return;
     }
     if (++described == 4) describe(lane);
@@ -1090,8 +1091,8 @@ __device__ __forceinline__ float2 add_to_chain(Channels<kHeadDim>& output, float
   return make_float2(maximum, __fmaf_rn(added, statistics.y, __fmul_rn(kept, before.y)));
 }
 
-// Whether this CTA is the last of `ranks` to arrive, so that it sees what the warps of all of them stored before. Called by one warp; the
-// counter is zero before and after.
+// Whether this CTA is the last of `ranks` to arrive, so that it sees what the warps of all of them stored before. Called by one warp, once by every CTA
+// of the (row, head), one without work too; the counter is zero before and after. (The next kernel that counts there waits for the end of this one.)
 __device__ __forceinline__ bool arrive_last(std::uint32_t* arrivals, int ranks, int lane) {
   __syncwarp();
   std::uint32_t before = 0;
@@ -1314,7 +1315,8 @@ __global__ void __launch_bounds__(Layout<kHeadDim, kPacked>::kThreads, Layout<kH
         if (before < 0 || (round - 1) % kSplitPages != page_of_split) return;
         const auto ready = [&] {
           barrier_wait(&shared.partials_full[group], phase ^ 1);
-          // The split before is the other group's: of the same round, or of the one before.
+          // The split before is the other group's: of the same round, or of the one before. Neither group is ever two combinations ahead of the
+          // other, so that a parity names one phase; and each combination has seen the one before, so that finish() sees all.
           if (group == 1) barrier_wait(&shared.partials_empty[0], phase ^ 1);
           if (group == 0 && round > 1) barrier_wait(&shared.partials_empty[1], phase);
         };

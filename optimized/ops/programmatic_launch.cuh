@@ -7,8 +7,9 @@
 // 2. A block lets the next kernel begin (let_next_kernel_begin, by any of its threads) only after that thread has waited, or by its end.
 // 3. Before it has waited, a kernel reads nothing that the kernel directly in front writes.
 // A begins once every block of P has let it, so after a thread of P has waited: what lies in front of P is complete and visible, and A may read it at
-// once. The same holds for Q and what lies in front of A, P included. By rule 1 the end of A comes after that of P, so that a kernel that has waited for
-// A, or is launched behind A in the ordinary way, sees everything in front; and nobody in front still reads what a kernel writes after its wait.
+// once. The same holds for Q and what lies in front of A, P included, and for one kernel of A behind another. By rule 1 the end of A comes after that of
+// P, so that a kernel that has waited for A, or is launched behind A in the ordinary way (select_keys, reference_contribution, a copy), sees everything in
+// front; and nobody in front still reads what a kernel writes after its wait.
 #pragma once
 
 namespace loopgauge::optimized {

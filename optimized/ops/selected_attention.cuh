@@ -2,8 +2,9 @@
 // The reader of selected keys behind sparse_correction and reference_contribution.
 //
 // About one key in ten is selected: a page holds six selected keys of a head. Many warps work at once, each on the keys of two pages (a unit), up to 16 in
-// a pass, and none waits for another. Everything that a pass reads is requested before the first of it is used, and while it is on its way the warp finds
-// the keys of its next unit and where their rows lie.
+// a pass, and none waits for another. What a pass reads is requested before the first of it is used (K rows of streams 3 and 4 when those of 1 and 2 have
+// been, and parameters of groups behind those of the two pages when they are needed), and while it is on its way the warp finds the keys of its next unit
+// and where their rows lie.
 //
 // Encoded rows are multiplied as integers, as in dense_attention.cuh: K against q * scale, V against weight * scale as fixed-point numbers, whose digits to
 // base 256 are the columns of mma.sync. Sums of codes are exact.
@@ -51,7 +52,8 @@ struct NoScratch {};
 struct UnitStarts {
   StreamStart rows[kUnitPages][2][kLoops];  // K, V
   std::uint64_t active[kUnitPages][kLoops];
-  // Place of the page's first row in its group, how far that group is behind the first page's (2: elsewhere), how far the second page's is.
+  // Place of the page's first row in its group, how far that group is behind the first page's (2: elsewhere), how far the second page's is. Told apart by
+  // address, which lies in one block or in two; at one distance the parameters are the same bytes, so no bit depends on where blocks lie.
   uchar4 groups[kUnitPages][kLoops];
 };
 
@@ -123,7 +125,8 @@ __device__ __forceinline__ void copy_async_if(bool wanted, void* target, std::ui
                  : "memory");
   }
 }
-// Loads of K/V, which no kernel writes meanwhile. Otherwise one word stays as it is, more are anything.
+// Loads of K/V, which no kernel writes meanwhile (the next one in the stream waits for this one first): not volatile, the compiler may move them as far
+// as their addresses allow, which come from shared memory. Otherwise one word stays as it is, more are anything.
 __device__ __forceinline__ void load_if(bool wanted, std::uint64_t source, std::uint32_t& word) {
   asm("{.reg .pred wanted; setp.ne.s32 wanted, %2, 0; @wanted ld.global.u32 %0, [%1];}" : "+r"(word) : "l"(source), "r"(static_cast<int>(wanted)));
 }
@@ -281,8 +284,8 @@ struct ChainReader {
     __device__ __forceinline__ bool is(RowFlag flag, int stream) const { return (flags >> (4 * stream + flag)) & 1u; }
   };
 
-  // Requests everything that the pass reads: K parameters and V rows to shared memory, K rows and V parameters to registers. Without branches, so that
-  // what the streams wait for overlaps.
+  // Requests what the pass reads: K parameters and V rows to shared memory, K rows of the first two streams and V parameters to registers. Without branches,
+  // so that what the streams wait for overlaps.
   __device__ __forceinline__ void request(unsigned key, bool present, KeyRows& rows, std::uint32_t (&k_words)[2][2][kKWords]) const {
     Encoded& encoded = scratch.encoded;
     const UnitStarts& starts = scratch.starts[buffer];

@@ -203,6 +203,48 @@ TEST(AttentionDecodeDevice, BitsDoNotDependOnBatchOrderLengthOrPlace) {
   }
 }
 
+// 19 splits of a row for 16 CTAs, for a few, and for one, whose two groups then take ten rounds; short rows leave CTAs without a split.
+TEST(AttentionDecodeDevice, BitsDoNotDependOnHowManyCtasShareARow) {
+  LOOPGAUGE_REQUIRE_DEVICE();
+  constexpr int kPositions = 4700, kFrontier = 4608;
+  History history({.heads = 2, .positions = kPositions, .prompt = 4400, .keep_planes = true});
+  std::vector<PositionRange> blocks{{0, 256}, {256, 2048}, {2048, 4096}};
+  for (int begin = 4096; begin < kFrontier; begin += 64) blocks.push_back({begin, begin + 64});
+  history.encode(blocks);
+  for (const bool encoded : {true, false}) {
+    Batch batch;
+    for (const int position : {0, 70, 300, kFrontier - 1, kFrontier, kPositions - 1}) {
+      for (int loop = 1; loop <= kLoops; ++loop) {
+        const int frontier = encoded ? std::min(kFrontier, position / 64 * 64) : 0;
+        batch.rows.push_back({history.request(), position, loop, frontier, -1});
+      }
+    }
+    std::mt19937 generator(19);
+    const auto width = static_cast<std::size_t>(history.model().projection_width());
+    batch.q = random_rows(generator, batch.rows.size() * width);
+    const Kernel kernel = encoded ? Kernel::general : Kernel::narrowest;
+    std::vector<std::uint16_t> expected;
+    for (std::size_t i = 0; i < batch.rows.size(); ++i) {
+      const auto q = std::span(batch.q).subspan(i * width, width);
+      const auto alone = run(history, 1, {{batch.rows[i]}, {q.begin(), q.end()}}, kPositions, Fault::none, kernel);
+      expected.insert(expected.end(), alone.begin(), alone.end());
+    }
+    for (const int copies : {1, 8}) {  // (row, head) pairs of the launch: 48, 384 (more than are resident)
+      Batch repeated;
+      for (int copy = 0; copy < copies; ++copy) {
+        repeated.rows.insert(repeated.rows.end(), batch.rows.begin(), batch.rows.end());
+        repeated.q.insert(repeated.q.end(), batch.q.begin(), batch.q.end());
+      }
+      const auto actual = run(history, 1, repeated, kPositions, Fault::none, kernel);
+      for (std::size_t i = 0; i < repeated.rows.size(); ++i) {
+        const auto begin = expected.begin() + static_cast<std::ptrdiff_t>(i % batch.rows.size() * width);
+        EXPECT_TRUE(std::equal(begin, begin + static_cast<std::ptrdiff_t>(width), actual.begin() + static_cast<std::ptrdiff_t>(i * width)))
+            << (encoded ? "encoded" : "BF16") << ", row " << i << " of " << repeated.rows.size();
+      }
+    }
+  }
+}
+
 TEST(AttentionDecodeDevice, PaddingRowsAreLeftAlone) {
   LOOPGAUGE_REQUIRE_DEVICE();
   History history({.positions = 80, .dense = true});

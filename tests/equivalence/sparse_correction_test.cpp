@@ -165,8 +165,10 @@ INSTANTIATE_TEST_SUITE_P(Shapes, SparseCorrection,
                          ::testing::Values(Case{3, 128, 1000, 1000, false}, Case{3, 64, 1000, 1000, false}, Case{3, 128, 1000, 1000, true},
                                            Case{3, 64, 700, 1000, true}, Case{16, 128, 260, 1000, true}, Case{2, 128, 2100, 50, true},
                                            Case{2, 64, 129, 10000, true}, Case{2, 128, 1, 1000, false}, Case{2, 64, 65, 1, false},
-                                           // more splits than chains
-                                           Case{1, 64, 8500, 1000, true}, Case{1, 128, 8500, 1000, false}));
+                                           // a group of chains for each of many CTAs
+                                           Case{1, 64, 8500, 1000, true}, Case{1, 128, 8500, 1000, false},
+                                           // more units than chains, so that a chain goes from encoded keys to BF16 ones
+                                           Case{1, 64, 17000, 500, true}, Case{1, 128, 17000, 500, true}, Case{1, 128, 17000, 500, false}));
 
 // S-SDA: with every key selected, m is 1 and the correction is current dense attention up to rounding.
 TEST(SparseCorrectionDevice, AllKeysGiveDenseAttention) {
@@ -260,6 +262,51 @@ TEST(SparseCorrectionDevice, BitsDoNotDependOnTheBatch) {
     const Batch alone{{batch.rows[i]}, {begin, begin + static_cast<std::ptrdiff_t>(width)}};
     const auto output = run(history, store.view(), alone, batch.rows[i].position + 1);
     EXPECT_TRUE(std::equal(output.begin(), output.end(), together.begin() + static_cast<std::ptrdiff_t>(i * width))) << "row " << i;
+  }
+}
+
+// Five groups of a row for five CTAs, for a few, and for one, which then combines a group while it works on the next; short rows leave CTAs without one.
+TEST(SparseCorrectionDevice, BitsDoNotDependOnHowManyCtasShareARow) {
+  LOOPGAUGE_REQUIRE_DEVICE();
+  constexpr int kPositions = 4700, kFrontier = 4608;
+  History history({.heads = 2, .positions = kPositions, .prompt = 2000, .keep_planes = true});
+  std::vector<PositionRange> blocks{{0, 256}, {256, 2048}, {2048, 4096}};
+  for (int begin = 4096; begin < kFrontier; begin += 64) blocks.push_back({begin, begin + 64});
+  history.encode(blocks);
+  std::mt19937 generator(55);
+  const optimized::KvShape shape = history.kv_shape();
+  const auto width = static_cast<std::size_t>(history.model().projection_width());
+  const std::vector<int> positions{130, 1500, kFrontier, kPositions - 1};
+  optimized::ReferenceStore store(shape, static_cast<int>(positions.size()), kPositions, history.allocator());
+  for (std::size_t i = 0; i < positions.size(); ++i) {
+    upload(shape, store.view(), static_cast<int>(i), random_state(history, positions[i], 1000, generator), positions[i]);
+  }
+  for (const bool encoded : {true, false}) {
+    Batch batch;
+    for (std::size_t i = 0; i < positions.size(); ++i) {
+      const int frontier = encoded ? std::min(kFrontier, positions[i] / 64 * 64) : 0;
+      for (int loop = 3; loop <= kLoops; ++loop) batch.rows.push_back({history.request(), positions[i], loop, frontier, static_cast<int>(i)});
+    }
+    batch.q = random_rows(generator, batch.rows.size() * width);
+    std::vector<std::uint16_t> expected;
+    for (std::size_t i = 0; i < batch.rows.size(); ++i) {
+      const auto q = std::span(batch.q).subspan(i * width, width);
+      const auto alone = run(history, store.view(), {{batch.rows[i]}, {q.begin(), q.end()}}, kPositions, Fault::none, encoded);
+      expected.insert(expected.end(), alone.begin(), alone.end());
+    }
+    for (const int copies : {1, 5, 66}) {  // (row, head) pairs of the launch: 16, 80, 1056 (a CTA for each)
+      Batch repeated;
+      for (int copy = 0; copy < copies; ++copy) {
+        repeated.rows.insert(repeated.rows.end(), batch.rows.begin(), batch.rows.end());
+        repeated.q.insert(repeated.q.end(), batch.q.begin(), batch.q.end());
+      }
+      const auto actual = run(history, store.view(), repeated, kPositions, Fault::none, encoded);
+      for (std::size_t i = 0; i < repeated.rows.size(); ++i) {
+        const auto begin = expected.begin() + static_cast<std::ptrdiff_t>(i % batch.rows.size() * width);
+        EXPECT_TRUE(std::equal(begin, begin + static_cast<std::ptrdiff_t>(width), actual.begin() + static_cast<std::ptrdiff_t>(i * width)))
+            << (encoded ? "encoded" : "BF16") << ", row " << i << " of " << repeated.rows.size();
+      }
+    }
   }
 }
 
