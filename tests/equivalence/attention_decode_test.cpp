@@ -203,6 +203,24 @@ TEST(AttentionDecodeDevice, BitsDoNotDependOnBatchOrderLengthOrPlace) {
   }
 }
 
+// Among others, rows of V that are constant (scale zero) and rows of V 300 times larger, which have one power of two with the rest of their page; their
+// keys are at the ends of their groups, or as near to zero as these allow.
+TEST(AttentionDecodeDevice, ZerosAndLargeRowsAmongOthers) {
+  LOOPGAUGE_REQUIRE_DEVICE();
+  for (const int head_dim : {64, 128}) {
+    History history({.head_dim = head_dim, .positions = 420, .dense = true, .keep_planes = true});
+    history.encode({{0, 256}, {256, 320}, {320, 384}});
+    history.encode_again({70, 100}, 0.0f);
+    history.encode_again({250, 260}, 300.0f);
+    history.encode_again({320, 384}, 0.0f);  // a page without anything else
+    ASSERT_EQ(history.numeric_fault_word(), optimized::kNoNumericFault);
+    const Batch batch = random_batch(history, {384, 419}, {384}, 20);
+    ErrorCheck check;
+    for (int layer = 0; layer < history.model().layers; ++layer) compare(history, batch, run(history, layer, batch, longest(batch)), layer, check);
+    check.expect_within("attention_decode, zeros and large rows among others", output_tolerance().differing_share);
+  }
+}
+
 // 19 splits of a row for 16 CTAs, for a few, and for one, whose two groups then take ten rounds; short rows leave CTAs without a split.
 TEST(AttentionDecodeDevice, BitsDoNotDependOnHowManyCtasShareARow) {
   LOOPGAUGE_REQUIRE_DEVICE();

@@ -92,45 +92,11 @@ std::vector<std::uint16_t> run(History& history, const optimized::ReferenceView&
   return output.download();
 }
 
-struct Case {
-  int heads, head_dim, positions, bp;
-  bool encoded;
-};
-
-class SparseCorrection : public ::testing::TestWithParam<Case> {};
-
-TEST_P(SparseCorrection, MatchesTheReferenceGivenItsState) {
-  LOOPGAUGE_REQUIRE_DEVICE();
-  const Case& c = GetParam();
-  History history({.heads = c.heads, .head_dim = c.head_dim, .positions = c.positions, .prompt = c.positions / 2, .fragmented = true});
-  int frontier = 0;
-  if (c.encoded) {
-    frontier = (c.positions - 1) / 64 * 64;
-    std::vector<PositionRange> blocks{{0, std::min(frontier, 256)}};
-    for (int begin = 256; begin < frontier; begin += 64) blocks.push_back({begin, begin + 64});
-    history.encode(blocks);
-  }
-  std::mt19937 generator(51);
+void compare(History& history, const Batch& batch, const std::vector<RowState>& states, const std::vector<std::uint16_t>& actual, int frontier,
+             ErrorCheck& check) {
   const optimized::KvShape shape = history.kv_shape();
   const auto width = static_cast<std::size_t>(history.model().projection_width());
   const auto head_dim = static_cast<std::size_t>(shape.head_dim);
-  optimized::ReferenceStore store(shape, 5, c.positions, history.allocator());
-  Batch batch;
-  std::vector<RowState> states;
-  for (const int position : {frontier, c.positions - 1}) {
-    for (int loop = 3; loop <= 4; ++loop) {
-      const int slot = 4 - static_cast<int>(batch.rows.size());
-      batch.rows.push_back({history.request(), position, loop, frontier, slot});
-      states.push_back(random_state(history, position, c.bp, generator));
-      upload(shape, store.view(), slot, states.back(), position);
-    }
-  }
-  batch.q = random_rows(generator, batch.rows.size() * width);
-  const auto actual = run(history, store.view(), batch, c.positions);
-  if (!c.encoded) {
-    EXPECT_EQ(run(history, store.view(), batch, c.positions, Fault::none, false), actual) << "the kernel that reads BF16 only";
-  }
-  ErrorCheck check;
   for (std::size_t i = 0; i < batch.rows.size(); ++i) {
     const auto& row = batch.rows[i];
     for (int head = 0; head < shape.heads; ++head) {
@@ -158,6 +124,47 @@ TEST_P(SparseCorrection, MatchesTheReferenceGivenItsState) {
       }
     }
   }
+}
+
+struct Case {
+  int heads, head_dim, positions, bp;
+  bool encoded;
+};
+
+class SparseCorrection : public ::testing::TestWithParam<Case> {};
+
+TEST_P(SparseCorrection, MatchesTheReferenceGivenItsState) {
+  LOOPGAUGE_REQUIRE_DEVICE();
+  const Case& c = GetParam();
+  History history({.heads = c.heads, .head_dim = c.head_dim, .positions = c.positions, .prompt = c.positions / 2, .fragmented = true});
+  int frontier = 0;
+  if (c.encoded) {
+    frontier = (c.positions - 1) / 64 * 64;
+    std::vector<PositionRange> blocks{{0, std::min(frontier, 256)}};
+    for (int begin = 256; begin < frontier; begin += 64) blocks.push_back({begin, begin + 64});
+    history.encode(blocks);
+  }
+  std::mt19937 generator(51);
+  const optimized::KvShape shape = history.kv_shape();
+  const auto width = static_cast<std::size_t>(history.model().projection_width());
+  optimized::ReferenceStore store(shape, 5, c.positions, history.allocator());
+  Batch batch;
+  std::vector<RowState> states;
+  for (const int position : {frontier, c.positions - 1}) {
+    for (int loop = 3; loop <= 4; ++loop) {
+      const int slot = 4 - static_cast<int>(batch.rows.size());
+      batch.rows.push_back({history.request(), position, loop, frontier, slot});
+      states.push_back(random_state(history, position, c.bp, generator));
+      upload(shape, store.view(), slot, states.back(), position);
+    }
+  }
+  batch.q = random_rows(generator, batch.rows.size() * width);
+  const auto actual = run(history, store.view(), batch, c.positions);
+  if (!c.encoded) {
+    EXPECT_EQ(run(history, store.view(), batch, c.positions, Fault::none, false), actual) << "the kernel that reads BF16 only";
+  }
+  ErrorCheck check;
+  compare(history, batch, states, actual, frontier, check);
   check.expect_within("sparse_correction", output_tolerance().differing_share);
 }
 
@@ -262,6 +269,36 @@ TEST(SparseCorrectionDevice, BitsDoNotDependOnTheBatch) {
     const Batch alone{{batch.rows[i]}, {begin, begin + static_cast<std::ptrdiff_t>(width)}};
     const auto output = run(history, store.view(), alone, batch.rows[i].position + 1);
     EXPECT_TRUE(std::equal(output.begin(), output.end(), together.begin() + static_cast<std::ptrdiff_t>(i * width))) << "row " << i;
+  }
+}
+
+// As ZerosAndLargeRowsAmongOthers of attention_decode.
+TEST(SparseCorrectionDevice, ZerosAndLargeRowsAmongOthers) {
+  LOOPGAUGE_REQUIRE_DEVICE();
+  for (const int head_dim : {64, 128}) {
+    History history({.head_dim = head_dim, .positions = 420, .dense = true, .keep_planes = true});
+    history.encode({{0, 256}, {256, 320}, {320, 384}});
+    history.encode_again({70, 100}, 0.0f);
+    history.encode_again({250, 260}, 300.0f);
+    history.encode_again({320, 384}, 0.0f);  // a page without anything else
+    ASSERT_EQ(history.numeric_fault_word(), optimized::kNoNumericFault);
+    std::mt19937 generator(56);
+    const optimized::KvShape shape = history.kv_shape();
+    optimized::ReferenceStore store(shape, 4, 420, history.allocator());
+    Batch batch;
+    std::vector<RowState> states;
+    for (const int position : {384, 419}) {
+      for (int loop = 3; loop <= kLoops; ++loop) {
+        const auto slot = static_cast<int>(batch.rows.size());
+        batch.rows.push_back({history.request(), position, loop, 384, slot});
+        states.push_back(random_state(history, position, loop == 3 ? 3000 : kBasisPoints, generator));
+        upload(shape, store.view(), slot, states.back(), position);
+      }
+    }
+    batch.q = random_rows(generator, batch.rows.size() * static_cast<std::size_t>(history.model().projection_width()));
+    ErrorCheck check;
+    compare(history, batch, states, run(history, store.view(), batch, 420), 384, check);
+    check.expect_within("sparse_correction, zeros and large rows among others", output_tolerance().differing_share);
   }
 }
 
