@@ -129,6 +129,7 @@ void compare(History& history, const Batch& batch, const std::vector<RowState>& 
 struct Case {
   int heads, head_dim, positions, bp;
   bool encoded;
+  int first_block = 256;
 };
 
 class SparseCorrection : public ::testing::TestWithParam<Case> {};
@@ -140,8 +141,8 @@ TEST_P(SparseCorrection, MatchesTheReferenceGivenItsState) {
   int frontier = 0;
   if (c.encoded) {
     frontier = (c.positions - 1) / 64 * 64;
-    std::vector<PositionRange> blocks{{0, std::min(frontier, 256)}};
-    for (int begin = 256; begin < frontier; begin += 64) blocks.push_back({begin, begin + 64});
+    std::vector<PositionRange> blocks{{0, std::min(frontier, c.first_block)}};
+    for (int begin = c.first_block; begin < frontier; begin += 64) blocks.push_back({begin, begin + 64});
     history.encode(blocks);
   }
   std::mt19937 generator(51);
@@ -172,6 +173,8 @@ INSTANTIATE_TEST_SUITE_P(Shapes, SparseCorrection,
                          ::testing::Values(Case{3, 128, 1000, 1000, false}, Case{3, 64, 1000, 1000, false}, Case{3, 128, 1000, 1000, true},
                                            Case{3, 64, 700, 1000, true}, Case{16, 128, 260, 1000, true}, Case{2, 128, 2100, 50, true},
                                            Case{2, 64, 129, 10000, true}, Case{2, 128, 1, 1000, false}, Case{2, 64, 65, 1, false},
+                                           // groups of K that begin and end anywhere in a page
+                                           Case{3, 128, 1500, 3000, true, 1408}, Case{3, 64, 1500, 10000, true, 1024},
                                            // a group of chains for each of many CTAs
                                            Case{1, 64, 8500, 1000, true}, Case{1, 128, 8500, 1000, false},
                                            // more units than chains, so that a chain goes from encoded keys to BF16 ones
