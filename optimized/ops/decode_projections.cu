@@ -192,9 +192,6 @@ __device__ __forceinline__ void fetch_rows(int rows, Bfloat16* to, const Bfloat1
   }
 }
 
-__device__ __forceinline__ float low_half(std::uint32_t pair) { return __uint_as_float(pair << 16); }
-__device__ __forceinline__ float high_half(std::uint32_t pair) { return __uint_as_float(pair & 0xFFFF0000u); }
-
 // `inverse` of `rows` [rows, hidden + kRowPadding]; the sixteen lanes of a row's sum of squares are sixteen neighbouring threads.
 __device__ __forceinline__ void inverses_of_rows(const DecodeProjectionsArguments& a, const Bfloat16* rows, float* inverse) {
   const int row = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
@@ -267,11 +264,6 @@ __device__ __forceinline__ void norm_rows(const Launch& launch, const Phase& pha
     uint4 vector;
     std::uint32_t pairs[4];
   };
-  // normalized() of a pair of values.
-  const auto normed_pair = [](std::uint32_t values, float inverse, std::uint32_t weights) {
-    const std::uint32_t scaled = pack_bf16(__fmul_rn(low_half(values), inverse), __fmul_rn(high_half(values), inverse));
-    return pack_bf16(__fmul_rn(low_half(weights), low_half(scaled)), __fmul_rn(high_half(weights), high_half(scaled)));
-  };
   const int first_row = threadIdx.x / row_pieces, first_column = threadIdx.x % row_pieces;
   const int step_row = kThreads / row_pieces, step_column = kThreads % row_pieces;
   const auto each_piece = [&](auto&& work) {
@@ -298,8 +290,8 @@ __device__ __forceinline__ void norm_rows(const Launch& launch, const Phase& pha
     float* const to = memory.columns + static_cast<std::size_t>(row * kLanes + column % kLanes) * stride + column / kLanes;
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      to[2 * k * stride] = low_half(piece.pairs[k]);
-      to[(2 * k + 1) * stride] = high_half(piece.pairs[k]);
+      to[2 * k * stride] = low_value(piece.pairs[k]);
+      to[(2 * k + 1) * stride] = high_value(piece.pairs[k]);
     }
   };
 
@@ -329,8 +321,7 @@ __device__ __forceinline__ void norm_rows(const Launch& launch, const Phase& pha
       kept[i].vector = *in_residual(row, column);
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        const std::uint32_t normed = normed_pair(value.pairs[k], inverse, weight.pairs[k]);
-        kept[i].pairs[k] = pack_bf16(__fadd_rn(low_half(kept[i].pairs[k]), low_half(normed)), __fadd_rn(high_half(kept[i].pairs[k]), high_half(normed)));
+        kept[i].pairs[k] = added_pair(kept[i].pairs[k], normalized_pair(value.pairs[k], inverse, weight.pairs[k]));
       }
       *in_residual(row, column) = kept[i].vector;
       if (kFew) to_columns(row, column, kept[i]);
@@ -355,7 +346,7 @@ __device__ __forceinline__ void norm_rows(const Launch& launch, const Phase& pha
     weight.vector = *reinterpret_cast<const uint4*>(norm + column);
     result.vector = *in_residual(row, column);
 #pragma unroll
-    for (int k = 0; k < 4; ++k) result.pairs[k] = normed_pair(result.pairs[k], inverse, weight.pairs[k]);
+    for (int k = 0; k < 4; ++k) result.pairs[k] = normalized_pair(result.pairs[k], inverse, weight.pairs[k]);
     *in_rows(row, column) = result.vector;
   });
   meet_warps();

@@ -29,6 +29,7 @@
 #include "optimized/kv/kv_layout.hpp"
 #include "optimized/kv/numeric_fault.hpp"
 #include "optimized/kv/reference_store.hpp"
+#include "optimized/ops/numeric.cuh"
 #include "optimized/ops/programmatic_launch.cuh"
 #include "optimized/ops/shared_memory.cuh"
 #include "optimized/runtime/cuda_check.hpp"
@@ -87,8 +88,6 @@ __device__ __forceinline__ constexpr float score_scale() {
   return kHeadDim == 64 ? 0.125f : static_cast<float>(0.08838834764831844055);  // RN32(1 / sqrt(D)) from double
 }
 __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xFF800000); }
-__device__ __forceinline__ float bf16_low(std::uint32_t pair) { return __uint_as_float(pair << 16); }
-__device__ __forceinline__ float bf16_high(std::uint32_t pair) { return __uint_as_float(pair & 0xFFFF0000u); }
 __device__ __forceinline__ float2 parameter(std::uint32_t word) {  // (minimum, scale)
   return __half22float2(*reinterpret_cast<const __half2*>(&word));
 }
@@ -528,8 +527,8 @@ __device__ __forceinline__ void load_query(const __nv_bfloat16* q, int lane, flo
     const std::uint32_t pairs[4] = {data.x, data.y, data.z, data.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      values[8 * v + 2 * i] = bf16_low(pairs[i]);
-      values[8 * v + 2 * i + 1] = bf16_high(pairs[i]);
+      values[8 * v + 2 * i] = low_value(pairs[i]);
+      values[8 * v + 2 * i + 1] = high_value(pairs[i]);
     }
   }
 }
@@ -564,8 +563,8 @@ __device__ __forceinline__ void stage_logit(const unsigned char* data, const flo
       const std::uint32_t pairs[4] = {vector.x, vector.y, vector.z, vector.w};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        dot = __fmaf_rn(q[8 * v + 2 * i], bf16_low(pairs[i]), dot);
-        dot = __fmaf_rn(q[8 * v + 2 * i + 1], bf16_high(pairs[i]), dot);
+        dot = __fmaf_rn(q[8 * v + 2 * i], low_value(pairs[i]), dot);
+        dot = __fmaf_rn(q[8 * v + 2 * i + 1], high_value(pairs[i]), dot);
       }
     }
     dots[u] = dot;
@@ -605,8 +604,8 @@ __device__ __forceinline__ void add_stage_values(const unsigned char* data, floa
     const std::uint32_t pairs[4] = {vector.x, vector.y, vector.z, vector.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      accumulator[2 * i] = __fmaf_rn(p, bf16_low(pairs[i]), accumulator[2 * i]);
-      accumulator[2 * i + 1] = __fmaf_rn(p, bf16_high(pairs[i]), accumulator[2 * i + 1]);
+      accumulator[2 * i] = __fmaf_rn(p, low_value(pairs[i]), accumulator[2 * i]);
+      accumulator[2 * i + 1] = __fmaf_rn(p, high_value(pairs[i]), accumulator[2 * i + 1]);
     }
   }
 }
@@ -731,7 +730,7 @@ __device__ __forceinline__ void dot_stage(const unsigned char* stage, const Stag
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) {
         const float2 minimum_scale = parameter(pairs[i]);
-        const float q = i % 2 == 0 ? bf16_low(q_pairs[i / 2]) : bf16_high(q_pairs[i / 2]);
+        const float q = i % 2 == 0 ? low_value(q_pairs[i / 2]) : high_value(q_pairs[i / 2]);
         scaled[i] = __fmul_rn(q, minimum_scale.y);  // exact: 8 + 11 bits
         bias = __fmaf_rn(q, minimum_scale.x, bias);
         largest = fmaxf(largest, fabsf(scaled[i]));

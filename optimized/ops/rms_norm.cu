@@ -52,10 +52,7 @@ __global__ void __launch_bounds__(kRowThreads) rms_norm_kernel(const Bfloat16* i
     Piece result = normed(piece, inverse, weight);
     if constexpr (kForm != Form::norm) {
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        result.pairs[k] = pack_bf16(__fadd_rn(low_value(kept[i].pairs[k]), low_value(result.pairs[k])),
-                                    __fadd_rn(high_value(kept[i].pairs[k]), high_value(result.pairs[k])));
-      }
+      for (int k = 0; k < 4; ++k) result.pairs[k] = added_pair(kept[i].pairs[k], result.pairs[k]);
     }
     reinterpret_cast<uint4*>(output + offset)[piece] = result.vector;
     if constexpr (kForm == Form::norm_add_and_norm) pieces[piece] = result.vector;

@@ -61,6 +61,10 @@ __device__ __forceinline__ std::uint32_t normalized_pair(std::uint32_t values, f
   const std::uint32_t scaled = pack_bf16(__fmul_rn(low_value(values), inverse), __fmul_rn(high_value(values), inverse));
   return pack_bf16(__fmul_rn(low_value(weights), low_value(scaled)), __fmul_rn(high_value(weights), high_value(scaled)));
 }
+// Of two words, the sums of their values (S-RES-1).
+__device__ __forceinline__ std::uint32_t added_pair(std::uint32_t a, std::uint32_t b) {
+  return pack_bf16(__fadd_rn(low_value(a), low_value(b)), __fadd_rn(high_value(a), high_value(b)));
+}
 
 #endif  // __CUDACC__
 

@@ -101,8 +101,8 @@ __device__ __forceinline__ void widen_row(uint4 data, float (&values)[8]) {
   const std::uint32_t pairs[4] = {data.x, data.y, data.z, data.w};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    values[2 * i] = bf16_low(pairs[i]);
-    values[2 * i + 1] = bf16_high(pairs[i]);
+    values[2 * i] = low_value(pairs[i]);
+    values[2 * i + 1] = high_value(pairs[i]);
   }
 }
 template <int kBytes>

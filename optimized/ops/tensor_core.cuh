@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "optimized/ops/numeric.cuh"
+
 namespace loopgauge::optimized {
 
 #ifdef __CUDACC__
@@ -25,7 +27,7 @@ __device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
 // x = high + low + error, |error| <= 2^-17 |x|.
 __device__ __forceinline__ void split_bf16(float x, float y, std::uint32_t& high, std::uint32_t& low) {
   high = pack_bf16(x, y);
-  low = pack_bf16(__fsub_rn(x, __uint_as_float(high << 16)), __fsub_rn(y, __uint_as_float(high & 0xFFFF0000u)));
+  low = pack_bf16(__fsub_rn(x, low_value(high)), __fsub_rn(y, high_value(high)));
 }
 
 // 16 bytes from global to shared memory, past the first-level cache; both 16-byte aligned.
