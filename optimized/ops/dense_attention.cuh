@@ -32,6 +32,7 @@
 #include "optimized/ops/numeric.cuh"
 #include "optimized/ops/programmatic_launch.cuh"
 #include "optimized/ops/shared_memory.cuh"
+#include "optimized/ops/uniform.cuh"
 #include "optimized/runtime/cuda_check.hpp"
 
 namespace loopgauge::optimized::dense {
@@ -112,20 +113,6 @@ __device__ __forceinline__ float warp_sum(float value) {
 }
 // What exponents are taken against: keys whose logits are all -infinity (or NaN) weigh zero (or NaN), and never NaN by -infinity - -infinity.
 __device__ __forceinline__ float finite_reference(float maximum) { return maximum == minus_infinity() ? 0.0f : maximum; }
-
-// The same in all lanes of a converged warp, which the compiler does not see of what was loaded or is a number of a warp: it would guard every exchange
-// of a warp behind a branch on it.
-__device__ __forceinline__ int uniform(int value) { return __shfl_sync(~0u, value, 0); }
-template <class T>
-__device__ __forceinline__ T uniform(const T& value) {
-  static_assert(sizeof(T) % 4 == 0 && std::is_trivially_copyable_v<T>);
-  T result;
-#pragma unroll
-  for (std::size_t i = 0; i < sizeof(T) / 4; ++i) {
-    reinterpret_cast<std::uint32_t*>(&result)[i] = __shfl_sync(~0u, reinterpret_cast<const std::uint32_t*>(&value)[i], 0);
-  }
-  return result;
-}
 
 // --- shared memory ---
 

@@ -6,6 +6,7 @@
 #include "optimized/ops/attention_prefill.cuh"
 #include "optimized/ops/shared_memory.cuh"
 #include "optimized/ops/tensor_core.cuh"
+#include "optimized/ops/uniform.cuh"
 
 namespace loopgauge::optimized {
 
@@ -20,13 +21,6 @@ static_assert(kGroups == 2);
 
 template <int kHeadDim>
 inline constexpr int kTileBytes = kPageTokens* kHeadDim * static_cast<int>(sizeof(__nv_bfloat16));  // K or V of one page
-
-// A value that every lane of the warp holds, which the compiler cannot know: what follows from it then stands in uniform registers, where the
-// operands of warpgroup products are wanted.
-template <class T>
-__device__ __forceinline__ T uniform(T value) {
-  return __shfl_sync(~0u, value, 0);
-}
 
 // --- copies ---
 
