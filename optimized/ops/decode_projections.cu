@@ -727,10 +727,7 @@ Cut cut_of(int rows, int hidden, int width, int intermediate, int limit) {
 template <int kStages, bool kFew>
 void launch_blocks(const Launch& launch, const Cut& cut, const DeviceLimits& limits, int blocks, cudaStream_t stream) {
   const auto kernel = decode_projections_kernel<kStages, kFew>;
-  // Always the same value: other threads launch the kernel too, with more or fewer bytes.
-  LOOPGAUGE_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, limits.shared_bytes));
-  // A kernel begins beside another only where the split of the first-level cache that the other one runs with has room for it.
-  LOOPGAUGE_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared));
+  let_share_multiprocessors(kernel, limits.shared_bytes);
   cudaLaunchAttribute attributes[2];
   attributes[0].id = cudaLaunchAttributeCooperative;  // all blocks are there at once, whatever else runs on the device: they wait for each other
   attributes[0].val.cooperative = 1;

@@ -1374,21 +1374,11 @@ inline void launch_ctas(void (*kernel)(Arguments), int threads, int shared_bytes
   int device = 0, processors = 0;
   LOOPGAUGE_CUDA_CHECK(cudaGetDevice(&device));
   LOOPGAUGE_CUDA_CHECK(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
-  LOOPGAUGE_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
-  LOOPGAUGE_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared));  // as decode_projections
+  let_share_multiprocessors(kernel, shared_bytes);
   const int splits = (max_length + kSplitTokens - 1) / kSplitTokens, pairs = arguments.kv.shape.heads * row_count, resident = processors * blocks_per_sm;
   const int ctas = cta_count(pairs, splits, resident, most);
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(arguments.kv.shape.heads), static_cast<unsigned>(ctas), static_cast<unsigned>(row_count));
-  config.blockDim = static_cast<unsigned>(threads);
-  config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = arguments.written_rows != nullptr ? 1 : 0;
-  LOOPGAUGE_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, arguments));
+  const dim3 grid(static_cast<unsigned>(arguments.kv.shape.heads), static_cast<unsigned>(ctas), static_cast<unsigned>(row_count));
+  launch_in_turn(arguments.written_rows != nullptr, kernel, grid, threads, shared_bytes, stream, arguments);
 }
 
 template <int kHeadDim, bool kPacked, bool kStatistics>

@@ -351,17 +351,7 @@ bool launch_cluster(const Bfloat16* x, int x_stride, const Bfloat16* weight, Out
     bytes = rows_bytes + Tile::kShareBytes;
     clusters = std::min(clusters, std::max(resident(bytes), 1));
   }
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = static_cast<unsigned>(clusters * kShares);
-  config.blockDim = kThreads;
-  config.dynamicSmemBytes = static_cast<std::size_t>(bytes);
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  LOOPGAUGE_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, x, x_stride, weight, y, rows, in, out, shares_at));
+  launch_in_turn(true, kernel, dim3(static_cast<unsigned>(clusters * kShares)), kThreads, bytes, stream, x, x_stride, weight, y, rows, in, out, shares_at);
   return true;
 }
 

@@ -928,22 +928,11 @@ void launch(const Arguments& arguments, int row_count, int max_length, cudaStrea
   int device = 0, processors = 0;
   LOOPGAUGE_CUDA_CHECK(cudaGetDevice(&device));
   LOOPGAUGE_CUDA_CHECK(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
-  LOOPGAUGE_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
-  LOOPGAUGE_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared));  // as decode_projections
+  let_share_multiprocessors(kernel, kBytes);
   const int heads = arguments.kv.shape.heads, units = (max_length + kUnitTokens - 1) / kUnitTokens;
   const int ctas = selected_cta_count(heads * row_count, std::min(kGroups, (units + kWarps - 1) / kWarps), processors * Shared::kBlocksPerSm);
   const dim3 grid(static_cast<unsigned>(ctas), static_cast<unsigned>(heads), static_cast<unsigned>(row_count));
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid;
-  config.blockDim = kThreads;
-  config.dynamicSmemBytes = kBytes;
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = arguments.written_rows != nullptr ? 1 : 0;
-  LOOPGAUGE_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, arguments));
+  launch_in_turn(arguments.written_rows != nullptr, kernel, grid, kThreads, kBytes, stream, arguments);
 }
 
 #endif  // __CUDACC__
