@@ -15,11 +15,6 @@ namespace {
 
 const spec::Tolerance& output_tolerance() { return spec::kAttentionDense.outputs[2].tolerance; }
 
-struct Batch {
-  std::vector<optimized::QueryRow> rows;
-  std::vector<std::uint16_t> q;  // [rows, heads * head_dim]
-};
-
 Batch random_batch(const History& history, const std::vector<int>& positions, const std::vector<int>& frontiers, std::uint32_t seed) {
   std::mt19937 generator(seed);
   Batch batch;
@@ -203,17 +198,11 @@ TEST(AttentionDecodeDevice, BitsDoNotDependOnBatchOrderLengthOrPlace) {
   }
 }
 
-// Among others, rows of V that are constant (scale zero) and rows of V 300 times larger, which have one power of two with the rest of their page; their
-// keys are at the ends of their groups, or as near to zero as these allow.
 TEST(AttentionDecodeDevice, ZerosAndLargeRowsAmongOthers) {
   LOOPGAUGE_REQUIRE_DEVICE();
   for (const int head_dim : {64, 128}) {
     History history({.head_dim = head_dim, .positions = 420, .dense = true, .keep_planes = true});
-    history.encode({{0, 256}, {256, 320}, {320, 384}});
-    history.encode_again({70, 100}, 0.0f);
-    history.encode_again({250, 260}, 300.0f);
-    history.encode_again({320, 384}, 0.0f);  // a page without anything else
-    ASSERT_EQ(history.numeric_fault_word(), optimized::kNoNumericFault);
+    ASSERT_NO_FATAL_FAILURE(encode_zeros_and_large_rows(history));
     const Batch batch = random_batch(history, {384, 419}, {384}, 20);
     ErrorCheck check;
     for (int layer = 0; layer < history.model().layers; ++layer) compare(history, batch, run(history, layer, batch, longest(batch)), layer, check);
@@ -224,42 +213,22 @@ TEST(AttentionDecodeDevice, ZerosAndLargeRowsAmongOthers) {
 // 19 splits of a row for 16 CTAs, for a few, and for one, whose two groups then take ten rounds; short rows leave CTAs without a split.
 TEST(AttentionDecodeDevice, BitsDoNotDependOnHowManyCtasShareARow) {
   LOOPGAUGE_REQUIRE_DEVICE();
-  constexpr int kPositions = 4700, kFrontier = 4608;
-  History history({.heads = 2, .positions = kPositions, .prompt = 4400, .keep_planes = true});
-  std::vector<PositionRange> blocks{{0, 256}, {256, 2048}, {2048, 4096}};
-  for (int begin = 4096; begin < kFrontier; begin += 64) blocks.push_back({begin, begin + 64});
-  history.encode(blocks);
+  History history({.heads = 2, .positions = kManyPositions, .prompt = 4400, .keep_planes = true});
+  encode_many(history);
   for (const bool encoded : {true, false}) {
     Batch batch;
-    for (const int position : {0, 70, 300, kFrontier - 1, kFrontier, kPositions - 1}) {
+    for (const int position : {0, 70, 300, kManyFrontier - 1, kManyFrontier, kManyPositions - 1}) {
       for (int loop = 1; loop <= kLoops; ++loop) {
-        const int frontier = encoded ? std::min(kFrontier, position / 64 * 64) : 0;
+        const int frontier = encoded ? std::min(kManyFrontier, position / 64 * 64) : 0;
         batch.rows.push_back({history.request(), position, loop, frontier, -1});
       }
     }
     std::mt19937 generator(19);
-    const auto width = static_cast<std::size_t>(history.model().projection_width());
-    batch.q = random_rows(generator, batch.rows.size() * width);
+    batch.q = random_rows(generator, batch.rows.size() * static_cast<std::size_t>(history.model().projection_width()));
     const Kernel kernel = encoded ? Kernel::general : Kernel::narrowest;
-    std::vector<std::uint16_t> expected;
-    for (std::size_t i = 0; i < batch.rows.size(); ++i) {
-      const auto q = std::span(batch.q).subspan(i * width, width);
-      const auto alone = run(history, 1, {{batch.rows[i]}, {q.begin(), q.end()}}, kPositions, Fault::none, kernel);
-      expected.insert(expected.end(), alone.begin(), alone.end());
-    }
-    for (const int copies : {1, 8}) {  // (row, head) pairs of the launch: 48, 384 (more than are resident)
-      Batch repeated;
-      for (int copy = 0; copy < copies; ++copy) {
-        repeated.rows.insert(repeated.rows.end(), batch.rows.begin(), batch.rows.end());
-        repeated.q.insert(repeated.q.end(), batch.q.begin(), batch.q.end());
-      }
-      const auto actual = run(history, 1, repeated, kPositions, Fault::none, kernel);
-      for (std::size_t i = 0; i < repeated.rows.size(); ++i) {
-        const auto begin = expected.begin() + static_cast<std::ptrdiff_t>(i % batch.rows.size() * width);
-        EXPECT_TRUE(std::equal(begin, begin + static_cast<std::ptrdiff_t>(width), actual.begin() + static_cast<std::ptrdiff_t>(i * width)))
-            << (encoded ? "encoded" : "BF16") << ", row " << i << " of " << repeated.rows.size();
-      }
-    }
+    // (row, head) pairs of the launch: 48, 384 (more than are resident)
+    expect_bits_of_rows_alone(batch, {1, 8}, encoded ? "encoded" : "BF16",
+                              [&](const Batch& rows) { return run(history, 1, rows, kManyPositions, Fault::none, kernel); });
   }
 }
 

@@ -276,6 +276,44 @@ double score_error_bound(History& history, std::span<const float> query, int lay
   return largest;
 }
 
+void encode_zeros_and_large_rows(History& history) {
+  history.encode({{0, 256}, {256, 320}, {320, 384}});
+  history.encode_again({70, 100}, 0.0f);
+  history.encode_again({250, 260}, 300.0f);
+  history.encode_again({320, 384}, 0.0f);
+  ASSERT_EQ(history.numeric_fault_word(), optimized::kNoNumericFault);
+}
+
+void encode_many(History& history) {
+  std::vector<PositionRange> blocks{{0, 256}, {256, 2048}, {2048, 4096}};
+  for (int begin = 4096; begin < kManyFrontier; begin += 64) blocks.push_back({begin, begin + 64});
+  history.encode(blocks);
+}
+
+void expect_bits_of_rows_alone(const Batch& batch, const std::vector<int>& copies, const std::string& what,
+                               const std::function<std::vector<std::uint16_t>(const Batch&)>& launch) {
+  const std::size_t width = batch.q.size() / batch.rows.size();
+  std::vector<std::uint16_t> expected;
+  for (std::size_t i = 0; i < batch.rows.size(); ++i) {
+    const auto q = std::span(batch.q).subspan(i * width, width);
+    const auto alone = launch({{batch.rows[i]}, {q.begin(), q.end()}});
+    expected.insert(expected.end(), alone.begin(), alone.end());
+  }
+  for (const int count : copies) {
+    Batch repeated;
+    for (int copy = 0; copy < count; ++copy) {
+      repeated.rows.insert(repeated.rows.end(), batch.rows.begin(), batch.rows.end());
+      repeated.q.insert(repeated.q.end(), batch.q.begin(), batch.q.end());
+    }
+    const auto actual = launch(repeated);
+    for (std::size_t i = 0; i < repeated.rows.size(); ++i) {
+      const auto begin = expected.begin() + static_cast<std::ptrdiff_t>(i % batch.rows.size() * width);
+      EXPECT_TRUE(std::equal(begin, begin + static_cast<std::ptrdiff_t>(width), actual.begin() + static_cast<std::ptrdiff_t>(i * width)))
+          << what << ", row " << i << " of " << repeated.rows.size();
+    }
+  }
+}
+
 ExpectedAttention expected_attention(History& history, std::span<const float> query, int layer, int loop, int head, int position,
                                      int frontier) {
   const auto keys = history.keys(layer, loop, head, frontier);

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <random>
 #include <span>
@@ -122,6 +123,23 @@ class History {
   int request_ = -1;
   int frontier_ = 0;
 };
+
+// Of a history of at least 420 positions with its planes kept, the first 384 in three blocks: among others, rows of V that are constant (scale zero), a page
+// of nothing else, and rows of V 300 times larger, which have one power of two with the rest of their page; their keys are at the ends of their groups, or
+// as near to zero as these allow.
+void encode_zeros_and_large_rows(History& history);
+// kManyPositions less a tail: three blocks, the last two of 28 and 32 pages, then a page a block.
+inline constexpr int kManyPositions = 4700, kManyFrontier = 4608;
+void encode_many(History& history);
+
+struct Batch {
+  std::vector<optimized::QueryRow> rows;
+  std::vector<std::uint16_t> q;  // [rows, heads * head_dim]
+};
+// Launches every row by itself, then the batch as often as `copies` say, in one launch each: every row has the bits that it has alone. `launch` gives the
+// outputs, laid out as q.
+void expect_bits_of_rows_alone(const Batch& batch, const std::vector<int>& copies, const std::string& what,
+                               const std::function<std::vector<std::uint16_t>(const Batch&)>& launch);
 
 // What the reference computes for one query row and head, and what bounds the difference to another order of additions.
 struct ExpectedAttention {

@@ -61,11 +61,6 @@ void upload(const optimized::KvShape& shape, const optimized::ReferenceView& vie
   }
 }
 
-struct Batch {
-  std::vector<optimized::QueryRow> rows;
-  std::vector<std::uint16_t> q;
-};
-
 std::vector<std::uint16_t> run(History& history, const optimized::ReferenceView& view, const Batch& batch, int max_length,
                                Fault fault = Fault::none, bool encoded_history = true) {
   optimized::DeviceAllocator& allocator = history.allocator();
@@ -275,16 +270,11 @@ TEST(SparseCorrectionDevice, BitsDoNotDependOnTheBatch) {
   }
 }
 
-// As ZerosAndLargeRowsAmongOthers of attention_decode.
 TEST(SparseCorrectionDevice, ZerosAndLargeRowsAmongOthers) {
   LOOPGAUGE_REQUIRE_DEVICE();
   for (const int head_dim : {64, 128}) {
     History history({.head_dim = head_dim, .positions = 420, .dense = true, .keep_planes = true});
-    history.encode({{0, 256}, {256, 320}, {320, 384}});
-    history.encode_again({70, 100}, 0.0f);
-    history.encode_again({250, 260}, 300.0f);
-    history.encode_again({320, 384}, 0.0f);  // a page without anything else
-    ASSERT_EQ(history.numeric_fault_word(), optimized::kNoNumericFault);
+    ASSERT_NO_FATAL_FAILURE(encode_zeros_and_large_rows(history));
     std::mt19937 generator(56);
     const optimized::KvShape shape = history.kv_shape();
     optimized::ReferenceStore store(shape, 4, 420, history.allocator());
@@ -308,45 +298,25 @@ TEST(SparseCorrectionDevice, ZerosAndLargeRowsAmongOthers) {
 // Five groups of a row for five CTAs, for a few, and for one, which then combines a group while it works on the next; short rows leave CTAs without one.
 TEST(SparseCorrectionDevice, BitsDoNotDependOnHowManyCtasShareARow) {
   LOOPGAUGE_REQUIRE_DEVICE();
-  constexpr int kPositions = 4700, kFrontier = 4608;
-  History history({.heads = 2, .positions = kPositions, .prompt = 2000, .keep_planes = true});
-  std::vector<PositionRange> blocks{{0, 256}, {256, 2048}, {2048, 4096}};
-  for (int begin = 4096; begin < kFrontier; begin += 64) blocks.push_back({begin, begin + 64});
-  history.encode(blocks);
+  History history({.heads = 2, .positions = kManyPositions, .prompt = 2000, .keep_planes = true});
+  encode_many(history);
   std::mt19937 generator(55);
   const optimized::KvShape shape = history.kv_shape();
-  const auto width = static_cast<std::size_t>(history.model().projection_width());
-  const std::vector<int> positions{130, 1500, kFrontier, kPositions - 1};
-  optimized::ReferenceStore store(shape, static_cast<int>(positions.size()), kPositions, history.allocator());
+  const std::vector<int> positions{130, 1500, kManyFrontier, kManyPositions - 1};
+  optimized::ReferenceStore store(shape, static_cast<int>(positions.size()), kManyPositions, history.allocator());
   for (std::size_t i = 0; i < positions.size(); ++i) {
     upload(shape, store.view(), static_cast<int>(i), random_state(history, positions[i], 1000, generator), positions[i]);
   }
   for (const bool encoded : {true, false}) {
     Batch batch;
     for (std::size_t i = 0; i < positions.size(); ++i) {
-      const int frontier = encoded ? std::min(kFrontier, positions[i] / 64 * 64) : 0;
+      const int frontier = encoded ? std::min(kManyFrontier, positions[i] / 64 * 64) : 0;
       for (int loop = 3; loop <= kLoops; ++loop) batch.rows.push_back({history.request(), positions[i], loop, frontier, static_cast<int>(i)});
     }
-    batch.q = random_rows(generator, batch.rows.size() * width);
-    std::vector<std::uint16_t> expected;
-    for (std::size_t i = 0; i < batch.rows.size(); ++i) {
-      const auto q = std::span(batch.q).subspan(i * width, width);
-      const auto alone = run(history, store.view(), {{batch.rows[i]}, {q.begin(), q.end()}}, kPositions, Fault::none, encoded);
-      expected.insert(expected.end(), alone.begin(), alone.end());
-    }
-    for (const int copies : {1, 5, 66}) {  // (row, head) pairs of the launch: 16, 80, 1056 (a CTA for each)
-      Batch repeated;
-      for (int copy = 0; copy < copies; ++copy) {
-        repeated.rows.insert(repeated.rows.end(), batch.rows.begin(), batch.rows.end());
-        repeated.q.insert(repeated.q.end(), batch.q.begin(), batch.q.end());
-      }
-      const auto actual = run(history, store.view(), repeated, kPositions, Fault::none, encoded);
-      for (std::size_t i = 0; i < repeated.rows.size(); ++i) {
-        const auto begin = expected.begin() + static_cast<std::ptrdiff_t>(i % batch.rows.size() * width);
-        EXPECT_TRUE(std::equal(begin, begin + static_cast<std::ptrdiff_t>(width), actual.begin() + static_cast<std::ptrdiff_t>(i * width)))
-            << (encoded ? "encoded" : "BF16") << ", row " << i << " of " << repeated.rows.size();
-      }
-    }
+    batch.q = random_rows(generator, batch.rows.size() * static_cast<std::size_t>(history.model().projection_width()));
+    // (row, head) pairs of the launch: 16, 80, 1056 (a CTA for each)
+    expect_bits_of_rows_alone(batch, {1, 5, 66}, encoded ? "encoded" : "BF16",
+                              [&](const Batch& rows) { return run(history, store.view(), rows, kManyPositions, Fault::none, encoded); });
   }
 }
 
