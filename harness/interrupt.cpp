@@ -20,6 +20,8 @@ void install_interrupt_handlers() {
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
   struct sigaction inherited {};
+  // Past the shell's limit of a file's size writing fails and is reported, like a full disk.
+  std::signal(SIGXFSZ, SIG_IGN);
   if (sigaction(SIGHUP, nullptr, &inherited) == 0 && inherited.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);
 }
 

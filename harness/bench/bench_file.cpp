@@ -63,7 +63,7 @@ void set_floor(BenchRow& row, const BenchRun& run) {
 
 void write_bench(const std::filesystem::path& path, const BenchReport& report) {
   AtomicOutput output(path);
-  h5::File file = h5::File::create(output.temporary(), h5::FileFormat::compact);
+  h5::File file = h5::File::create(output, h5::FileFormat::compact);
   {
     const h5::Group root = file.root();
     write_format(root, kBenchFormat, kBenchMajor, kBenchMinor);

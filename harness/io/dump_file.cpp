@@ -574,7 +574,7 @@ RecordGroups record_groups(const std::vector<std::string>& only) {
 void write_dump(const std::filesystem::path& path, const RunRecord& record, const EffectiveConfig& config, const DumpOptions& options) {
   record_groups(options.only);  // refuses unknown names
   AtomicOutput output(path, options.if_exists);
-  h5::File file = h5::File::create(output.temporary());
+  h5::File file = h5::File::create(output);
   {
     const h5::Group root = file.root();
     write_root_attributes(root, record, config, options.case_id);

@@ -13,6 +13,7 @@
 #include <optional>
 #include <type_traits>
 
+#include "harness/io/atomic_output.hpp"
 #include "harness/io/hdf5_probe.hpp"
 #include "models/error.hpp"
 
@@ -31,6 +32,15 @@ constexpr std::int64_t kChunkBytes = std::int64_t{1} << 18;         // of a chun
 
 using Extents = std::vector<std::int64_t>;
 
+// HDF5's text of a failed system call holds times, names and addresses; what a reader needs is the call and the system's reason.
+std::string shortened(const std::string& text) {
+  constexpr std::string_view kCause = "error message = '";
+  const std::size_t call_end = text.find(": time = "), cause = text.find(kCause);
+  const std::size_t cause_end = cause == std::string::npos ? cause : text.find('\'', cause + kCause.size());
+  if (call_end == std::string::npos || cause_end == std::string::npos) return text;
+  return text.substr(0, call_end) + ": " + text.substr(cause + kCause.size(), cause_end - cause - kCause.size());
+}
+
 // The innermost line of HDF5's error stack: the cause rather than the consequence.
 std::string hdf5_reason() {
   std::string text;
@@ -43,11 +53,13 @@ std::string hdf5_reason() {
       },
       &text);
   H5Eclear2(H5E_DEFAULT);
-  return text.empty() ? "" : " (HDF5: " + text + ")";
+  return text.empty() ? "" : " (HDF5: " + shortened(text) + ")";
 }
 
 // Printing is a property of the calling thread's error stack, so it is switched off wherever a file is opened.
 void prepare_library() {
+  // At its exit the library closes what is still open, and crashes on a file that could not be written to its end. Here every file has an owner that closes it.
+  [[maybe_unused]] static const herr_t no_exit_handler = H5dont_atexit();
   H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
   H5PLset_loading_state(0);  // a file must not make the process load filter plugins
 }
@@ -808,7 +820,11 @@ File File::open_readonly(const std::filesystem::path& path, Trust trust) {
   return File(std::move(handle), path);
 }
 
-File File::create(const std::filesystem::path& path, FileFormat format) {
+File File::create(const std::filesystem::path& path, FileFormat format) { return create(path, format, path); }
+
+File File::create(const AtomicOutput& output, FileFormat format) { return create(output.temporary(), format, output.destination()); }
+
+File File::create(const std::filesystem::path& path, FileFormat format, const std::filesystem::path& name) {
   prepare_library();
   const Handle creation = own(H5Pcreate(H5P_FILE_CREATE), H5Pclose);
   if (!creation || H5Pset_obj_track_times(creation.get(), false) < 0) throw InternalError("HDF5 layer: file properties" + hdf5_reason());
@@ -817,8 +833,8 @@ File File::create(const std::filesystem::path& path, FileFormat format) {
     throw InternalError("HDF5 layer: file format" + hdf5_reason());
   }
   Handle handle = own(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, creation.get(), access.get()), H5Fclose);
-  if (!handle) throw FileError(path.string() + ": cannot be created" + hdf5_reason());
-  File file(std::move(handle), path);
+  if (!handle) throw FileError(name.string() + ": cannot be created" + hdf5_reason());
+  File file(std::move(handle), name);
   file.writable_ = true;
   return file;
 }

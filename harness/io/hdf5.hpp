@@ -20,6 +20,10 @@
 
 #include "models/tensor.hpp"
 
+namespace loopgauge::harness {
+class AtomicOutput;
+}
+
 namespace loopgauge::harness::h5 {
 
 // Element types of datasets and attributes. Files store little-endian int32, int64, uint8, IEEE float32 and float64, UTF-8 strings.
@@ -182,14 +186,17 @@ class File {
   // Refuses what is not a whole HDF5 file: the signature, superblock and end-of-file address are checked before the library opens it.
   // With Trust::unknown all of it is read once in a forked child first, which costs the time of a second reading.
   static File open_readonly(const std::filesystem::path& path, Trust trust = Trust::unknown);
-  // Truncates. Write through AtomicOutput so that a file is seen whole or not at all.
+  // Truncates: `path` may be seen half written. Throws FileError when it cannot be created.
   static File create(const std::filesystem::path& path, FileFormat format = FileFormat::earliest);
+  // The file that `output.commit()`, after close(), makes visible as a whole. Messages name its destination.
+  static File create(const AtomicOutput& output, FileFormat format = FileFormat::earliest);
 
   Group root() const;
   void close();  // flushes; all groups and datasets of the file must be gone
 
  private:
   File(Handle handle, std::filesystem::path path);
+  static File create(const std::filesystem::path& path, FileFormat format, const std::filesystem::path& name);
   Handle handle_;
   std::shared_ptr<const std::string> name_;
   bool writable_ = false;

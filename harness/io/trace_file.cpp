@@ -245,7 +245,7 @@ void write_trace(const std::filesystem::path& path, const Trace& trace, IfExists
   const Faults faults = trace_faults(trace);
   if (!faults.empty()) throw_faults("trace " + trace.name, faults);
   AtomicOutput output(path, if_exists);
-  h5::File file = h5::File::create(output.temporary());
+  h5::File file = h5::File::create(output);
   {
     const h5::Group root = file.root();
     root.set_attribute("format", kTraceFormat);

@@ -46,7 +46,7 @@ bool is_complete(const Report& report) {
 
 void write_report(const std::filesystem::path& path, const Report& report) {
   AtomicOutput output(path);
-  h5::File file = h5::File::create(output.temporary(), h5::FileFormat::compact);
+  h5::File file = h5::File::create(output, h5::FileFormat::compact);
   {
     const h5::Group root = file.root();
     write_format(root, kReportFormat, kReportMajor, kReportMinor);

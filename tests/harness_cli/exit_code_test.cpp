@@ -268,9 +268,41 @@ TEST(ExitCode, ModesAndPlannedFailures) {
 }
 
 TEST(ExitCode, UnwritableStandardOutput) {
-  const ProcessResult result = run_program({"list"}, {.standard_output = "/dev/full"});
-  EXPECT_EQ(result.exit_code, 3) << result.err;
-  EXPECT_NE(result.err.find("standard output"), std::string::npos) << result.err;
+  const std::vector<std::vector<std::string>> commands{
+      {"list"}, {"--help"}, {"bench", "--switches", "t0s0q0", "--context", "8", "--new-tokens", "1", "--repeat", "1"},
+      {"bench", "e2e", "--executor", "reference", "--load", "low", "--requests", "1", "--switches", "t0s0q0"}};
+  for (const auto& command : commands) {
+    const ProcessResult result = run_program(command, {.standard_output = "/dev/full"});
+    EXPECT_EQ(result.exit_code, 3) << command[0] << " " << result.err;
+    EXPECT_NE(result.err.find("standard output"), std::string::npos) << command[0] << " " << result.err;
+  }
+}
+
+// A file that cannot be written to its end is a sentence that names it, and leaves the old one.
+TEST(ExitCode, ADeviceThatIsFull) {
+  const TemporaryFolder folder;
+  const std::string in_case = "serial/t0s0q0/seven", text(200000, 'a');
+  write_file(folder / "text", text);
+  const std::vector<std::pair<std::string, std::vector<std::string>>> commands{
+      {"dump.h5", {"run", in_case, "--dump"}},
+      {"report.h5", {"sweep", "--executor", "reference", "--filter", "*/t0s0q0/seven", "--report"}},
+      {"trace.h5", {"trace", "record", "--text", (folder / "text").string(), "--force", "-o"}},
+      {"prompts.handoff", {"pd", "export", in_case, "--force", "-o"}},
+      {"bench.h5", {"bench", "e2e", "--executor", "reference", "--load", "low", "--requests", "1", "--switches", "t0s0q0", "--report"}},
+      {"baseline.txt", {"gate", (folder / "report.h5").string(), "--update", "--baseline"}},
+      {"page.html", {"report", (folder / "report.h5").string(), "--html"}}};
+  for (auto [name, command] : commands) {
+    command.push_back((folder / name).string());
+    const ProcessResult written = run_program(command);
+    ASSERT_EQ(written.exit_code, 0) << name << ": " << written.err;
+    const std::string old = read_file(folder / name);
+    const ProcessResult full = run_program(command, {.file_kib = name == "baseline.txt" ? 1 : 4});
+    EXPECT_EQ(full.exit_code, 3) << name << ": " << full.err;
+    EXPECT_TRUE(full.err.starts_with("loopgauge: " + (folder / name).string() + ": ")) << full.err;
+    EXPECT_EQ(std::count(full.err.begin(), full.err.end(), '\n'), 1) << full.err;
+    EXPECT_EQ(read_file(folder / name), old) << name;
+  }
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder.path()), {}), std::ssize(commands) + 1);
 }
 
 TEST(ExitCode, AnInterruptLeavesNoPartialFile) {

@@ -49,6 +49,11 @@ ProcessResult run_program(const std::vector<std::string>& arguments, const Proce
       const rlimit limit{bytes, bytes};
       setrlimit(RLIMIT_AS, &limit);
     }
+    if (options.file_kib > 0) {
+      const rlim_t bytes = static_cast<rlim_t>(options.file_kib) << 10;
+      const rlimit limit{bytes, bytes};
+      setrlimit(RLIMIT_FSIZE, &limit);
+    }
     execv(argv[0], argv.data());
     _exit(127);
   }

@@ -22,6 +22,7 @@ struct ProcessOptions {
   bool ignore_hangup = false;                  // as nohup starts it
   double kill_after_ms = -1;                   // >= 0: send SIGKILL after so long
   long address_space_mib = 0;                  // > 0: limit of the process's address space
+  long file_kib = 0;                           // > 0: limit of the size of a file that the process writes, as a full disk limits it
   std::filesystem::path home = {};             // value of LOOPGAUGE_HOME; empty: the source tree
 };
 
