@@ -35,6 +35,41 @@ FileError exists_error(const fs::path& destination) {
   return FileError(destination.string() + ": exists already; remove it, choose another name or pass --force to replace it");
 }
 
+fs::path folder_of(const fs::path& path) { return path.has_parent_path() ? path.parent_path() : fs::path("."); }
+
+// Of the open file, for as long as it is open anywhere; the kernel gives up that of a process that ends. False where another one holds it, and where the file
+// system has no locks.
+bool lock(int descriptor) {
+  struct flock whole {};
+  whole.l_type = F_WRLCK;
+  whole.l_whence = SEEK_SET;
+  return ::fcntl(descriptor, F_OFD_SETLK, &whole) == 0;
+}
+
+std::string partial_prefix(const fs::path& destination) { return "." + destination.filename().string() + ".partial-"; }
+
+// Whether a name in its folder is that of a temporary file of `destination`: <prefix><process>-<number>.
+bool is_partial(const std::string& name, const std::string& prefix) {
+  if (!name.starts_with(prefix)) return false;
+  const std::string rest = name.substr(prefix.size());
+  const std::size_t dash = rest.find('-');
+  return dash > 0 && dash + 1 < rest.size() && rest.find_first_not_of("0123456789-") == std::string::npos && rest.find('-', dash + 1) == std::string::npos;
+}
+
+// Removes what killed processes left: temporary files whose lock nobody holds.
+void remove_left_behind(const fs::path& destination) {
+  std::error_code ignored;
+  const std::string prefix = partial_prefix(destination);
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder_of(destination), ignored)) {
+    if (!is_partial(entry.path().filename().string(), prefix)) continue;
+    const int descriptor = ::open(entry.path().c_str(), O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (descriptor < 0) continue;
+    struct stat status {};
+    if (::fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode) && lock(descriptor)) ::unlink(entry.path().c_str());
+    ::close(descriptor);
+  }
+}
+
 void rename_without_replacing(const fs::path& from, const fs::path& to) {
   if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) == 0) return;
   if (errno == EEXIST) throw exists_error(to);
@@ -57,23 +92,27 @@ AtomicOutput::AtomicOutput(fs::path destination, IfExists if_exists) : destinati
   }
   if (fs::exists(status) && if_exists_ == IfExists::refuse) throw exists_error(destination_);
 
-  const fs::path folder = destination_.has_parent_path() ? destination_.parent_path() : fs::path(".");
+  const fs::path folder = folder_of(destination_);
   if (!fs::is_directory(folder, ignored))
     throw FileError(folder.string() + ": is not a folder; create it before writing " + destination_.string());
+  remove_left_behind(destination_);
   static std::atomic<unsigned> counter{0};
-  temporary_ =
-      folder / ("." + destination_.filename().string() + ".partial-" + std::to_string(::getpid()) + "-" + std::to_string(counter++));
-  const int descriptor = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-  if (descriptor < 0) {
-    const int error = errno;
-    temporary_.clear();
-    throw FileError(destination_.string() + ": its folder does not accept new files: " + reason(error));
+  for (;;) {
+    temporary_ = folder / (partial_prefix(destination_) + std::to_string(::getpid()) + "-" + std::to_string(counter++));
+    descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (descriptor_ < 0 && errno == EEXIST) continue;  // of another process with this number, on a file system without locks or of several hosts
+    if (descriptor_ < 0) throw FileError(destination_.string() + ": its folder does not accept new files: " + reason(errno));
+    // Between its creation and its lock another process may have taken it for one that was left behind.
+    struct stat created {};
+    lock(descriptor_);
+    if (::fstat(descriptor_, &created) == 0 && created.st_nlink > 0) return;
+    ::close(descriptor_);
   }
-  ::close(descriptor);
 }
 
 AtomicOutput::~AtomicOutput() {
-  if (!committed_ && !temporary_.empty()) ::unlink(temporary_.c_str());
+  if (!committed_) ::unlink(temporary_.c_str());
+  ::close(descriptor_);
 }
 
 void AtomicOutput::commit() {

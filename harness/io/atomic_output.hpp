@@ -10,7 +10,8 @@ namespace loopgauge::harness {
 enum class IfExists { refuse, replace };
 
 // Reserves a temporary file beside `destination`. Whoever writes it (h5::File::create, std::ofstream) uses temporary(), closes it, and
-// calls commit(). Without commit() the destructor removes the temporary file and the destination is untouched.
+// calls commit(). Without commit() the destructor removes the temporary file and the destination is untouched. What a killed process leaves,
+// `.<name>.partial-<process>-<number>`, is removed by the next that writes the same destination.
 class AtomicOutput {
  public:
   // Throws FileError when the folder is missing or not writable, when the destination is not a regular file, and, with
@@ -29,6 +30,7 @@ class AtomicOutput {
  private:
   std::filesystem::path destination_;
   std::filesystem::path temporary_;
+  int descriptor_ = -1;  // of the temporary file, locked
   IfExists if_exists_;
   bool committed_ = false;
 };

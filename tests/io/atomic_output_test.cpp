@@ -2,6 +2,10 @@
 #include "harness/io/atomic_output.hpp"
 
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
 
 #include "tests/io/io_test_support.hpp"
 
@@ -36,6 +40,32 @@ TEST(AtomicOutput, LeavesNothingWithoutCommit) {
   }
   EXPECT_EQ(text_of(folder / "a.txt"), "old");
   EXPECT_EQ(folder.names(), std::vector<std::string>{"a.txt"});
+}
+
+TEST(AtomicOutput, WhatAKilledProcessLeftGoesWithTheNextWriting) {
+  const test::Folder folder;
+  write_text_file(folder / "a.txt", "old");
+  std::ofstream(folder / ".a.txt.partial-notes") << "of somebody else";
+  AtomicOutput running(folder / "a.txt");
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    const AtomicOutput output(folder / "a.txt");
+    std::ofstream(output.temporary()) << "half";
+    ::raise(SIGKILL);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFSIGNALED(status));
+  EXPECT_EQ(text_of(folder / "a.txt"), "old");
+  ASSERT_EQ(folder.names().size(), 4u);
+  write_text_file(folder / "b.txt", "another");
+  EXPECT_EQ(folder.names().size(), 5u);
+  write_text_file(folder / "a.txt", "new");
+  EXPECT_EQ(folder.names(), (std::vector<std::string>{running.temporary().filename(), ".a.txt.partial-notes", "a.txt", "b.txt"}));
+  std::ofstream(running.temporary()) << "newer";
+  running.commit();
+  EXPECT_EQ(text_of(folder / "a.txt"), "newer");
 }
 
 TEST(AtomicOutput, RefusesToReplaceWhenAsked) {
