@@ -3,6 +3,7 @@
 
 #include <omp.h>
 #include <sys/utsname.h>
+#include <unistd.h>
 
 #include <array>
 #include <ctime>
@@ -60,6 +61,12 @@ void set_command_line(int argc, const char* const* argv) {
 
 const std::string& command_line() { return stored_command_line(); }
 
+std::string process_text() {
+  utsname system{};
+  const std::string host = uname(&system) == 0 ? std::string(system.nodename) : "an unknown host";
+  return "process " + std::to_string(getpid()) + " on " + host + " since " + utc_timestamp() + ": " + command_line();
+}
+
 std::string utc_timestamp() {
   const std::time_t now = std::time(nullptr);
   std::tm utc{};
@@ -71,8 +78,9 @@ std::string utc_timestamp() {
 
 std::string version_text() {
   const BuildInfo& build = build_info();
+  const std::string device = optimized::device_status().description;
   return "loopgauge " + build.version + "\nrevision  " + build.revision + "\ncompiler  " + build.compiler + ", " + build.build_type +
-         "\nruntime   " + build.cuda + "; " + optimized::device_status().description;
+         "\nruntime   " + (device == build.cuda ? device : build.cuda + "; " + device);
 }
 
 }  // namespace loopgauge::harness

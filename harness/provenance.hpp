@@ -28,6 +28,9 @@ HostInfo host_info();
 void set_command_line(int argc, const char* const* argv);
 const std::string& command_line();
 
+// This process in one line, for others that meet it: "process 4711 on host7 since 2026-11-29T22:18:00Z: loopgauge sweep --set ci".
+std::string process_text();
+
 // Now, UTC, ISO 8601 with seconds: "2026-11-29T22:18:00Z".
 std::string utc_timestamp();
 

@@ -51,6 +51,7 @@ BenchOutput::BenchOutput(BenchOutputOptions options) : options_(std::move(option
   report_.meta = meta_of_this_build(options_.shape);
   if (!options_.report.empty()) {
     require_replaceable(options_.report, kBenchFormat, "--report");
+    lock_.emplace(options_.report);
     std::error_code error;
     if (options_.append && std::filesystem::exists(options_.report, error)) {
       BenchReport earlier = read_bench(options_.report);

@@ -3,11 +3,13 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "harness/bench/bench_report.hpp"
 #include "harness/progress.hpp"
+#include "harness/report_lock.hpp"
 
 namespace CLI {
 class App;
@@ -28,7 +30,7 @@ void add_bench_output_options(CLI::App& command, BenchOutputOptions& options);
 class BenchOutput {
  public:
   // Begins a run. Call it before the work: throws ConfigError for options that do not go together, FileError where the report may not be
-  // replaced (another kind of file), cannot be read, or belongs to another build, device or shape.
+  // replaced (another kind of file), cannot be written or read, is being written by another process, or belongs to another build, device or shape.
   explicit BenchOutput(BenchOutputOptions options);
 
   // What is measured next: shown on a terminal. Throws Interrupted once a signal has arrived.
@@ -51,6 +53,7 @@ class BenchOutput {
   void print_header(const char* kind);
 
   BenchOutputOptions options_;
+  std::optional<ReportLock> lock_;
   Progress progress_;
   BenchReport report_;
   std::string printed_kind_;        // of the lines printed last

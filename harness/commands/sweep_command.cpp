@@ -27,6 +27,7 @@
 #include "harness/report/report_file.hpp"
 #include "harness/report/report_merge.hpp"
 #include "harness/report/schema.hpp"
+#include "harness/report_lock.hpp"
 #include "harness/sweep/sweep.hpp"
 #include "models/error.hpp"
 #include "optimized/cuda_executor.hpp"
@@ -288,6 +289,7 @@ void run(const SweepOptions& options, int& exit_code) {
   prepare(sweep, options);
   const std::filesystem::path path = options.report;
   require_replaceable(path, kReportFormat, "--report");
+  const ReportLock lock(path);
   if (options.resume) resume(sweep, path);
   // Data goes to standard output; what a person reads beside it goes to standard error when the data is for programs.
   const bool console = options.output == "console";

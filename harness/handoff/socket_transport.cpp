@@ -3,7 +3,6 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -22,6 +21,8 @@
 #include <vector>
 
 #include "harness/interrupt.hpp"
+#include "harness/io/path_lock.hpp"
+#include "harness/provenance.hpp"
 #include "models/error.hpp"
 #include "models/handoff/bytes.hpp"
 #include "optimized/device_copies.hpp"
@@ -418,36 +419,6 @@ bool connects(const Descriptor& descriptor, const sockaddr_un& address) {
 
 bool same_file(const struct stat& a, const struct stat& b) { return a.st_dev == b.st_dev && a.st_ino == b.st_ino; }
 
-// One process at a time waits at a path: it holds a lock on the empty file PATH.lock, which is there for so long. The kernel gives up the lock of a
-// process that ends.
-class PathLock {
- public:
-  explicit PathLock(const std::filesystem::path& socket) : path_(socket.string() + ".lock") {
-    for (;;) {
-      Descriptor file(open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600));
-      struct stat locked{}, there{};
-      if (file.get() < 0 || fstat(file.get(), &locked) != 0) throw socket_error(socket, path_ + ": " + error_text(errno));
-      // Nobody's file is removed that only has this name.
-      if (!S_ISREG(locked.st_mode) || locked.st_size != 0) throw socket_error(socket, path_ + " is there already and not an empty file: not a lock");
-      if (flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
-        throw socket_error(socket, errno == EWOULDBLOCK ? "another process waits there already" : path_ + ": " + error_text(errno));
-      }
-      // Who held it may have removed it in between; then it keeps nobody out.
-      if (lstat(path_.c_str(), &there) == 0 && same_file(locked, there)) {
-        file_ = std::move(file);
-        return;
-      }
-    }
-  }
-  ~PathLock() { unlink(path_.c_str()); }  // still locked
-  PathLock(const PathLock&) = delete;
-  PathLock& operator=(const PathLock&) = delete;
-
- private:
-  const std::string path_;
-  Descriptor file_;
-};
-
 // Removes the path of a bound socket, unless something else lies there by then.
 class BoundPath {
  public:
@@ -484,7 +455,7 @@ std::shared_ptr<SocketConnection> adopt_socket(int descriptor, int peer) { retur
 std::shared_ptr<SocketConnection> accept_handoffs(const std::filesystem::path& path, std::chrono::milliseconds at_most) {
   const sockaddr_un address = address_of(path);
   require_folder(path);
-  const PathLock lock(path);
+  const PathLock lock(path, process_text(), "--socket " + path.string(), "another process waits there already");
   const Descriptor listening = new_socket(path);
   struct stat existing{};
   if (lstat(path.c_str(), &existing) == 0) {

@@ -19,6 +19,8 @@ namespace loopgauge::harness {
 namespace fs = std::filesystem;
 namespace {
 
+constexpr int kMostLinks = 40;  // that lead from one to the next
+
 std::string reason(int error) { return std::strerror(error); }
 
 void flush_to_device(const fs::path& path, int flags) {
@@ -83,8 +85,11 @@ void rename_without_replacing(const fs::path& from, const fs::path& to) {
 
 AtomicOutput::AtomicOutput(fs::path destination, IfExists if_exists) : destination_(std::move(destination)), if_exists_(if_exists) {
   std::error_code ignored;
-  // A symbolic link stays a link: its target is replaced.
-  if (fs::is_symlink(destination_, ignored)) destination_ = fs::weakly_canonical(destination_, ignored);
+  // A symbolic link stays a link: its target is replaced, or made.
+  for (int links = 0; links < kMostLinks && fs::is_symlink(destination_, ignored); ++links) {
+    destination_ = folder_of(destination_) / fs::read_symlink(destination_, ignored);
+  }
+  if (fs::is_symlink(destination_, ignored)) throw FileError(destination_.string() + ": its symbolic links lead to no file");
   if (!destination_.has_filename()) throw FileError("\"" + destination_.string() + "\" is not a file name to write to");
   const fs::file_status status = fs::status(destination_, ignored);
   if (fs::exists(status) && !fs::is_regular_file(status)) {

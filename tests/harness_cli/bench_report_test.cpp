@@ -90,6 +90,24 @@ TEST(BenchFloor, IsTheLongerOfBytesAndArithmetic) {
   EXPECT_TRUE(std::isnan(uncounted.floor_us));
 }
 
+// Each would write what it read and its own rows: the rows of the other would be lost.
+TEST(BenchOutputFile, OneRunAtATimeWritesAFile) {
+  const TemporaryFolder folder;
+  const std::string file = (folder / "bench.h5").string();
+  {
+    BenchOutput first({.report = file, .append = true, .output = "json"});
+    EXPECT_THROW(BenchOutput({.report = file, .append = true, .output = "json"}), FileError);
+    EXPECT_THROW(BenchOutput({.report = file, .output = "json"}), FileError);
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+}
+
+TEST(BenchOutputFile, APathThatCannotBeWrittenShowsBeforeTheWork) {
+  const TemporaryFolder folder;
+  EXPECT_THROW(BenchOutput({.report = (folder / "none" / "bench.h5").string()}), FileError);
+  EXPECT_THROW(BenchOutput({.report = "/dev/null"}), FileError);
+}
+
 TEST(BenchOutputFile, KeepsEveryRowOfARunThatDoesNotEnd) {
   const TemporaryFolder folder;
   const std::string file = (folder / "bench.h5").string();

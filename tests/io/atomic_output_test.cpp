@@ -101,6 +101,13 @@ TEST(AtomicOutput, KeepsASymbolicLinkALink) {
   write_text_file(folder / "link.txt", "new");
   EXPECT_TRUE(std::filesystem::is_symlink(folder / "link.txt"));
   EXPECT_EQ(text_of(folder / "target.txt"), "new");
+  std::filesystem::create_directory(folder / "sub");
+  std::filesystem::create_symlink("sub/none.txt", folder / "dangling.txt");
+  write_text_file(folder / "dangling.txt", "first");
+  EXPECT_TRUE(std::filesystem::is_symlink(folder / "dangling.txt"));
+  EXPECT_EQ(text_of(folder / "sub/none.txt"), "first");
+  std::filesystem::create_symlink("loop.txt", folder / "loop.txt");
+  EXPECT_TRUE(contains(error_of([&] { write_text_file(folder / "loop.txt", "never"); }), "loop.txt"));
 }
 
 TEST(AtomicOutput, RespectsTheUmask) {

@@ -11,8 +11,8 @@
 #include <map>
 #include <random>
 
-#include "harness/io/atomic_output.hpp"
 #include "harness/report/report_file.hpp"
+#include "harness/report_lock.hpp"
 #include "tests/report/sweep_command_fixture.hpp"
 
 namespace loopgauge::harness {
@@ -93,8 +93,8 @@ class KilledSweep : public SweepCommand {
       remaining = 1.0;
     }
     EXPECT_GT(completed, 0);
-    // Beside the report there is nothing: what kills interrupted in writing went with the next writing.
-    { const AtomicOutput next(path("killed.h5")); }
+    // Beside the report there is nothing: what kills interrupted in writing, and the lock that they left, go with the next writing.
+    { const ReportLock next(path("killed.h5")); }
     for (const auto& entry : std::filesystem::directory_iterator(folder_.path())) {
       const std::string name = entry.path().filename();
       EXPECT_TRUE(name == "whole.h5" || name == "killed.h5" || name == "model" || name == "single.h5" || name == "several.h5") << name;

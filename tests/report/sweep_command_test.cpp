@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The verbs sweep and report as a shell sees them: exit codes, streams, resume, shards, foreign readers.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <nlohmann/json.hpp>
 
 #include "harness/io/trace_file.hpp"
 #include "harness/report/report_file.hpp"
+#include "harness/report_lock.hpp"
 #include "tests/harness_cli/process.hpp"
 #include "tests/report/sweep_command_fixture.hpp"
 
@@ -92,6 +94,24 @@ TEST_F(SweepCommand, NothingButAReportIsReplacedByAReport) {
   test::write_file(folder_ / "fresh.h5", "");  // what mktemp leaves
   for (int time = 0; time < 2; ++time) EXPECT_EQ(sweep({"--executor", "reference", "--filter", "serial/t0s0q0/single"}, "fresh.h5").exit_code, 0);
   EXPECT_EQ(test::run_program({"report", "merge", path("fresh.h5"), path("fresh.h5"), "-o", path("notes.txt")}).exit_code, 3);
+}
+
+TEST_F(SweepCommand, AReportThatAnotherProcessIsWritingIsLeftToIt) {
+  const std::vector<std::string> flags{"--executor", "reference", "--filter", "serial/t0s0q0/single"};
+  {
+    const ReportLock other(path("report.h5"));
+    const test::ProcessResult result = sweep(flags);
+    EXPECT_EQ(result.exit_code, 3) << result.err;
+    EXPECT_EQ(result.out, "");
+    EXPECT_NE(result.err.find("another process is writing it: wait for its end or choose another --report (process " + std::to_string(::getpid()) + " on "),
+              std::string::npos)
+        << result.err;
+    EXPECT_FALSE(std::filesystem::exists(path("report.h5")));
+    std::filesystem::create_symlink("report.h5", path("link.h5"));
+    EXPECT_EQ(sweep(flags, "link.h5").exit_code, 3);
+  }
+  EXPECT_EQ(sweep(flags).exit_code, 0);
+  EXPECT_FALSE(std::filesystem::exists(path("report.h5.lock")));
 }
 
 TEST_F(SweepCommand, AModeThatTheTraceLeavesNothingToDoIsIncompleteCoverage) {
