@@ -21,6 +21,10 @@ TransportFactory transport_by_name(std::string_view name) {
 
 }  // namespace
 
+void require_executor_name(std::string_view name) {
+  if (name != "reference" && name != "optimized") throw ConfigError("executor '" + std::string(name) + "' is not one of: reference, optimized");
+}
+
 void require_handoff_transport(std::string_view transport, std::string_view executor) {
   if (transport.empty()) return;
   transport_by_name(transport);
@@ -29,18 +33,16 @@ void require_handoff_transport(std::string_view transport, std::string_view exec
 }
 
 std::unique_ptr<Executor> make_executor(std::string_view name, const Checkpoint& checkpoint, std::string_view transport) {
+  require_executor_name(name);
   require_handoff_transport(transport, name);
   if (name == "reference") {
     return make_handoff_executor([&checkpoint] { return reference::make_reference_executor(checkpoint); }, make_host_transport);
   }
-  if (name == "optimized") {
-    const TransportFactory factory = transport_by_name(transport.empty() ? "device" : transport);
-    const auto on_device = [&checkpoint](int device) -> ExecutorFactory {
-      return [&checkpoint, device]() -> std::unique_ptr<Executor> { return optimized::make_cuda_executor(checkpoint, {.device = device}); };
-    };
-    return make_handoff_executor(on_device(0), on_device(transport == "peer" ? 1 : 0), factory);
-  }
-  throw ConfigError("executor '" + std::string(name) + "' is not one of: reference, optimized");
+  const TransportFactory factory = transport_by_name(transport.empty() ? "device" : transport);
+  const auto on_device = [&checkpoint](int device) -> ExecutorFactory {
+    return [&checkpoint, device]() -> std::unique_ptr<Executor> { return optimized::make_cuda_executor(checkpoint, {.device = device}); };
+  };
+  return make_handoff_executor(on_device(0), on_device(transport == "peer" ? 1 : 0), factory);
 }
 
 }  // namespace loopgauge::harness

@@ -9,6 +9,9 @@
 
 namespace loopgauge::harness {
 
+// Throws ConfigError for a word that is neither "reference" nor "optimized".
+void require_executor_name(std::string_view name);
+
 // "reference" or "optimized". Throws ConfigError for another word, UnsupportedError when the optimized runtime cannot be used.
 // `checkpoint` must outlive the executor. Plans of handoffs run on two of them, with `transport` between: "host", "device" (one GPU), "peer"
 // (prompts on device 0, decoding on device 1); empty: host for the reference, device for the optimized runtime. Throws ConfigError for another

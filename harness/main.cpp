@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The program: one subcommand per verb, and the one place where errors become sentences and exit codes.
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
 #include <cstdio>
 #include <exception>
 #include <iostream>
 #include <new>
+#include <string>
+#include <string_view>
 
 #include "harness/commands/command.hpp"
 #include "harness/interrupt.hpp"
@@ -57,6 +61,16 @@ std::string usage_message(const CLI::App& app, const CLI::ParseError& error) {
   return message + " (see loopgauge" + verbs + " --help)";
 }
 
+// A variable that is empty by mistake (--checkpoint "$MODEL") must not read as an option that was left out.
+void refuse_empty_values(CLI::App& app) {
+  constexpr std::array<std::string_view, 2> kMayBeEmpty{"--description", "--source"};
+  for (CLI::Option* option : app.get_options()) {
+    if (std::find(kMayBeEmpty.begin(), kMayBeEmpty.end(), option->get_name()) != kMayBeEmpty.end()) continue;
+    option->check([](const std::string& text) { return text.empty() ? std::string("the value is empty; give one, or leave the option out") : std::string(); });
+  }
+  for (CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) refuse_empty_values(*command);
+}
+
 int run(int argc, char** argv) {
   CLI::App app{
       "loopgauge: does an execution of FlashLoop on Ouro still compute the declared algorithm, how far is it from dense, what does it cost",
@@ -85,6 +99,7 @@ int run(int argc, char** argv) {
   loopgauge::harness::add_pd_command(app, exit_code);
   loopgauge::harness::add_doctor_command(app, exit_code);
   app.set_help_all_flag("--help-all", "Print the help of every subcommand");  // last: subcommands would inherit it
+  refuse_empty_values(app);
 
   try {
     app.parse(argc, argv);

@@ -19,12 +19,12 @@ namespace loopgauge::harness {
 
 namespace {
 
-BenchMeta meta_of_this_build(const std::string& shape) {
+BenchMeta meta_of_this_build(const std::string& shape, const std::string& device) {
   const BuildInfo& build = build_info();
   const HostInfo host = host_info();
   // Single operations are measured at the one shape that the device benches know.
   const std::int64_t layers = shape == "ouro-1.4b" ? optimized::ouro_1_4b_shape().layers : 0;
-  return {build.version, build.revision, build.compiler + ", " + build.build_type, host.device, host.cpu, shape, layers};
+  return {build.version, build.revision, build.compiler + ", " + build.build_type, device.empty() ? host.device : device, host.cpu, shape, layers};
 }
 
 // A run may be added to a file whose rows it can stand beside.
@@ -48,7 +48,7 @@ void add_bench_output_options(CLI::App& command, BenchOutputOptions& options) {
 }
 
 BenchOutput::BenchOutput(BenchOutputOptions options) : options_(std::move(options)), progress_("bench", 0) {
-  report_.meta = meta_of_this_build(options_.shape);
+  report_.meta = meta_of_this_build(options_.shape, options_.device);
   if (!options_.report.empty()) {
     require_replaceable(options_.report, kBenchFormat, "--report");
     lock_.emplace(options_.report);

@@ -22,6 +22,7 @@ struct BenchOutputOptions {
   bool append = false;              // add this run to the file
   std::string output = "console";   // console, json, csv
   std::string shape = "ouro-1.4b";  // what is measured, for the file
+  std::string device{};             // where, for the file; empty: the CUDA device
 };
 
 // --report, --append, --output.

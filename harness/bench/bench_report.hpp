@@ -16,7 +16,7 @@ struct BenchMeta {
   std::string tool_version{};
   std::string source_revision{};  // "-dirty" for uncommitted changes
   std::string compiler{};         // and build type
-  std::string device{};           // name, compute capability, CUDA of driver and runtime
+  std::string device{};           // name, compute capability, CUDA of driver and runtime; of the reference executor the host's processor
   std::string cpu{};
   std::string shape{};            // "ouro-1.4b"
   std::int64_t layers = 0;        // of the shape: rows of single operations are of one

@@ -9,7 +9,7 @@ std::span<const Column<BenchMeta>> columns() {
       {"tool_version", "", "Version of loopgauge", &BenchMeta::tool_version},
       {"source_revision", "", "Revision of the sources, with '-dirty' for uncommitted changes", &BenchMeta::source_revision},
       {"compiler", "", "Compiler and build type", &BenchMeta::compiler},
-      {"device", "", "Device, compute capability, CUDA of driver and runtime", &BenchMeta::device},
+      {"device", "", "Device, compute capability, CUDA of driver and runtime; of the reference executor the host's processor", &BenchMeta::device},
       {"cpu", "", "Processor of the host", &BenchMeta::cpu},
       {"shape", "", "Shape that was measured; single operations have random weights", &BenchMeta::shape},
       {"layers", "1", "Layers of that shape, of which rows of single operations are one; 0: it has no such rows", &BenchMeta::layers},

@@ -23,6 +23,8 @@ namespace {
 
 constexpr std::array<std::string_view, 8> kAllSwitches{"t0s0q0", "t0s0q1", "t0s1q0", "t0s1q1", "t1s0q0", "t1s0q1", "t1s1q0", "t1s1q1"};
 
+constexpr std::uint64_t kMostTokens = 1 << 24;  // the model has fewer
+
 struct BenchOptions {
   explicit BenchOptions(CLI::App& command) : settings(command, {SettingGroup::execution}) {}
   SettingOptions settings;
@@ -134,9 +136,9 @@ void add_bench_command(CLI::App& app, int& exit_code) {
   const auto options = std::make_shared<BenchOptions>(*command);
   command->add_option("--switches", options->switches, "Switch settings to measure (default: all eight)")->type_name("tXsXqX");
   command->add_option("--policy", options->policy, "Encoding policy of the settings with q1")->type_name("POLICY")->capture_default_str();
-  command->add_option("--context", options->bench.context, "Prompt tokens")->type_name("N")->capture_default_str();
-  command->add_option("--new-tokens", options->bench.new_tokens, "Decode steps")->type_name("N")->capture_default_str();
-  command->add_option("--repeat", options->bench.repeat, "Measured runs, after one that is not measured")->type_name("N")->capture_default_str();
+  command->add_option("--context", options->bench.context, "Prompt tokens")->check(whole_number(1, kMostTokens))->type_name("N")->capture_default_str();
+  command->add_option("--new-tokens", options->bench.new_tokens, "Decode steps")->check(whole_number(1, kMostTokens))->type_name("N")->capture_default_str();
+  command->add_option("--repeat", options->bench.repeat, "Measured runs, after one that is not measured")->check(whole_number(1, 1000))->type_name("N")->capture_default_str();
   command->add_option("--seed", options->bench.seed, "Seed of the random prompt")->check(whole_number())->type_name("N")->capture_default_str();
   command->add_option("--output", options->output, "console, json, csv")->type_name("FORMAT")->capture_default_str();
   command->footer(

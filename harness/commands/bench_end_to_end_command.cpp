@@ -12,6 +12,7 @@
 #include "harness/commands/bench_device_commands.hpp"
 #include "harness/commands/option_checks.hpp"
 #include "harness/io/data_paths.hpp"
+#include "harness/provenance.hpp"
 #include "models/error.hpp"
 #include "optimized/bench/step_bench.hpp"
 
@@ -52,6 +53,7 @@ int measure(CommandOptions& options) {
       throw ConfigError("--in-flight " + std::to_string(bench.submissions_in_flight) + " needs --executor optimized: the reference has nothing in flight");
     if (bench.graph_replay) throw ConfigError("--graph needs --executor optimized: the reference captures no steps");
     bench.submissions_in_flight = 1;
+    options.output.device = "none, the reference executor on " + host_info().cpu;
   }
   if (options.executor == "optimized") require_device();
   Checkpoint checkpoint;

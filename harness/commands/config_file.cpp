@@ -57,7 +57,9 @@ class LineReader {
     std::string_view rest = text.substr(1, end - 1);
     while (true) {
       const std::size_t comma = rest.find(',');
-      joined += std::string(bare_value(trimmed(rest.substr(0, comma))));
+      const std::string_view element = trimmed(rest.substr(0, comma));
+      if (element.find_first_of("\"'") != std::string_view::npos) fail("an array holds numbers; several words go on the command line");
+      joined += std::string(bare_value(element));
       if (comma == std::string_view::npos) return joined;
       joined += ',';
       rest.remove_prefix(comma + 1);

@@ -18,6 +18,7 @@
 #include "harness/case.hpp"
 #include "harness/commands/command.hpp"
 #include "harness/commands/common_options.hpp"
+#include "harness/executor_by_name.hpp"
 #include "harness/floating_point.hpp"
 #include "harness/io/data_paths.hpp"
 #include "harness/io/trace_file.hpp"
@@ -139,8 +140,8 @@ std::optional<ModelConfig> examine_checkpoint(Examination& examination, const fs
 
 void examine_configuration(Examination& examination, const Settings& settings, const std::optional<ModelConfig>& model) {
   const std::string area = "configuration";
-  bool good = true;
-  if (model) good = examination.attempt(area, [&] { EffectiveConfig::resolve(settings.config, *model); });
+  bool good = examination.attempt(area, [&] { require_executor_name(settings.executor); });
+  if (model) good &= examination.attempt(area, [&] { EffectiveConfig::resolve(settings.config, *model); });
   if (const auto reason = case_refusal({settings.mode, settings.config, "trace"})) {
     examination.fault(area, ErrorKind::usage, mode_text(settings.mode) + ": " + *reason);
     good = false;

@@ -101,7 +101,9 @@ struct PreparedCase {
 
 PreparedCase prepare(const ExplainOptions& options, const Settings& settings, const Checkpoint& checkpoint, const std::string& id) {
   Case value = parse_case_id(id);
-  Trace trace = read_trace(options.trace_file.empty() ? trace_path(value.trace) : std::filesystem::path(options.trace_file));
+  const std::filesystem::path trace_file = options.trace_file.empty() ? trace_path(value.trace) : std::filesystem::path(options.trace_file);
+  require_other_file(options.minimize_file, trace_file, "the trace of the case");
+  Trace trace = read_trace(trace_file);
   if (value.trace != trace.name)
     throw ConfigError("the case names trace '" + value.trace + "', but the file holds trace '" + trace.name + "'");
   const auto [expected, actual] = sides(options, settings, value);

@@ -197,6 +197,10 @@ void add_synth(CLI::App& model, int& exit_code) {
 void add_model_command(CLI::App& app, int& exit_code) {
   CLI::App* model = app.add_subcommand("model", "Describe a checkpoint, or make one with random weights");
   model->require_subcommand(1);
+  model->footer(
+      "Examples:\n"
+      "  loopgauge model info --checkpoint models/ouro-small\n"
+      "  loopgauge model synth --layers 2 --hidden 128 --heads 2 --head-dim 64 --seed 7 -o small");
   add_info(*model, exit_code);
   add_synth(*model, exit_code);
 }

@@ -31,6 +31,7 @@
 #include "harness/io/atomic_output.hpp"
 #include "harness/io/digest.hpp"
 #include "harness/io/dump_file.hpp"
+#include "harness/io/replaceable.hpp"
 #include "harness/io/trace_file.hpp"
 #include "harness/planner/planner.hpp"
 #include "harness/provenance.hpp"
@@ -252,11 +253,12 @@ void add_export(CLI::App& pd, int& exit_code) {
       ->required();
   command->add_option("-o,--out", options->archive_file, "The file to write")->type_name("FILE")->required();
   command->add_option("--trace", options->trace_file, "Trace file, as the place of the id's trace")->type_name("FILE");
-  command->add_flag("--force", options->force, "Replace the file if it exists");
+  command->add_flag("--force", options->force, "Replace an existing file of handoffs, and no other file");
   add_output_option(*command, options->output);
   command->footer("Example:\n  loopgauge pd export wcpb/t1s1q1:rolling:serial_aligned/needle-1k -o needle.handoff");
   command->callback([options, &exit_code] {
     as_json(options->output);
+    if (options->force) require_replaceable_text(options->archive_file, kArchiveMagic, "-o");
     const Subject subject = read_subject(*options);
     AtomicOutput output(options->archive_file, options->force ? IfExists::replace : IfExists::refuse);
     HandoffArchive archive;
@@ -438,6 +440,7 @@ void add_info(CLI::App& pd, int& exit_code) {
   command->add_option("file", *file, "File that pd export wrote")->type_name("FILE")->required();
   command->add_flag("--regions", *regions, "Every region with its bytes and checksum");
   add_output_option(*command, *output);
+  command->footer("Example:\n  loopgauge pd info needle.handoff --regions");
   command->callback([file, regions, output, &exit_code] {
     as_json(*output);
     give_archive(read_archive(*file), *regions, *output);

@@ -83,12 +83,9 @@ void render(const ReportOptions& options) {
     return;
   }
   if (options.file.empty()) throw ConfigError("report needs a FILE, or the subcommand merge");
-  for (const std::string& path : {options.html, options.junit}) {
-    std::error_code unknown;  // what does not exist is no other file
-    if (!path.empty() && std::filesystem::equivalent(path, options.file, unknown))
-      throw ConfigError(path + " is the report itself: it would be lost; write to another file");
-  }
-  if (!options.html.empty() && options.html == options.junit) throw ConfigError("--html and --junit name the same file");
+  for (const std::string& path : {options.html, options.junit}) require_other_file(path, options.file, "the report itself");
+  const auto place = [](const std::string& path) { return std::filesystem::weakly_canonical(path); };
+  if (!options.html.empty() && !options.junit.empty() && place(options.html) == place(options.junit)) throw ConfigError("--html and --junit name the same file");
   require_replaceable_text(options.html, kPageStart, "--html");
   require_replaceable_text(options.junit, kJunitStart, "--junit");
   if (is_bench(options.file)) return render_bench(options);
@@ -107,11 +104,7 @@ void render(const ReportOptions& options) {
 }
 
 void merge(const ReportOptions& options, int& exit_code) {
-  for (const std::string& file : options.merge_files) {
-    std::error_code unknown;  // a file that does not exist is named when it is read
-    if (std::filesystem::equivalent(file, options.merge_output, unknown))
-      throw ConfigError(options.merge_output + " is one of the reports to merge: it would be lost; write to another file");
-  }
+  for (const std::string& file : options.merge_files) require_other_file(options.merge_output, file, "one of the reports to merge");
   require_replaceable(options.merge_output, kReportFormat, "-o");
   std::vector<NamedReport> parts;
   for (const std::string& file : options.merge_files) parts.push_back({file, read_report(file)});

@@ -17,6 +17,7 @@
 #include "harness/io/decisions_file.hpp"
 #include "harness/io/digest.hpp"
 #include "harness/io/dump_file.hpp"
+#include "harness/io/replaceable.hpp"
 #include "harness/io/trace_file.hpp"
 #include "harness/planner/planner.hpp"
 #include "harness/replay.hpp"
@@ -314,11 +315,12 @@ void add_run_command(CLI::App& app, int& exit_code) {
       "  loopgauge run serial/t1s0q0/text-512 --decisions mine.h5 --dump forced.h5\n"
       "  loopgauge run --config flashloop.toml --trace data/traces/sum.h5 --output json\n"
       "Configuration file: keys mode, piece_tokens, draft_depth, draft_length, window, exit, min_loops, checkpoint, executor, profile;\n"
-      "sections [token_sparse_prefill] enabled, retention_bp; [sparse_decode_attention] enabled, key_fraction_bp;\n"
+      "sections [token_sparse_prefill] enabled, retention_bp, reserve; [sparse_decode_attention] enabled, key_fraction_bp;\n"
       "[kv_residual_quantization] enabled, policy, timing, flush, tail. Flags win over it, a case id over its mode and settings.");
   command->callback([options, &exit_code] {
     const Request request = read_request(*options);
     require_dump_replaceable(options->dump_file);
+    require_other_file(options->dump_file, options->decisions_file, "the file that --decisions names");
     const Outcome outcome = replay_request(*options, request);
     if (options->output == "json") {
       print_json(outcome, request.trace, options->dump_file);

@@ -16,6 +16,7 @@
 #include "harness/commands/command.hpp"
 #include "harness/commands/common_options.hpp"
 #include "harness/commands/option_checks.hpp"
+#include "harness/io/replaceable.hpp"
 #include "harness/io/trace_file.hpp"
 #include "harness/io/trace_recipe.hpp"
 #include "models/error.hpp"
@@ -131,7 +132,7 @@ void add_record(CLI::App& trace_command, int& exit_code) {
   for (CLI::Option* option : cut) spec->excludes(option);
   spec->excludes(vocabulary);
   command->add_option("-o,--output", options->output, "Trace file to write")->required()->type_name("FILE");
-  command->add_flag("--force", options->force, "Replace an existing file");
+  command->add_flag("--force", options->force, "Replace an existing trace file, and no other file");
   command->footer(
       "Examples:\n"
       "  loopgauge trace record --text book.txt --bos --prompt-tokens 512 --continuation 64 --forced -o book.h5\n"
@@ -140,6 +141,7 @@ void add_record(CLI::App& trace_command, int& exit_code) {
       "  loopgauge trace record --spec mixed.json -o mixed.h5      (the keys: data/README.md)");
   command->callback([options, literal, &exit_code] {
     if (options->forced && options->continuation == 0) throw ConfigError("--forced needs --continuation: how many tokens to force");
+    if (options->force) require_replaceable(options->output, kTraceFormat, "-o");
     const bool from_text = literal->count() > 0;
     const Trace trace = options->spec.empty() ? trace_from_flags(*options, from_text) : trace_from_recipe(options->spec);
     write_trace(options->output, trace, options->force ? IfExists::replace : IfExists::refuse);

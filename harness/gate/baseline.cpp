@@ -285,6 +285,7 @@ Baseline parse_baseline(std::string_view text, std::string_view name) {
     begin = end + 1;
     ++line_number;
     if (line.empty() || line.front() == '#') continue;
+    if (line.back() == '\r') fail(name, line_number, "the line ends in CR LF; a baseline has LF alone, as git keeps it without autocrlf");
     const std::vector<std::string_view> words = words_of(line);
     switch (content++) {
       case 0:

@@ -14,7 +14,6 @@ namespace {
 
 using handoff::HandoffError;
 
-constexpr std::string_view kMagic = "LGPDFILE";
 constexpr std::size_t kHeaderBytes = 24;
 constexpr std::size_t kMaximumTextBytes = 256;
 
@@ -164,7 +163,7 @@ std::vector<std::byte> serialize(const HandoffArchive& archive) {
     for (const auto& bytes : handoff.data) body.bytes(bytes);
   }
   handoff::ByteWriter out;
-  out.text(kMagic);
+  out.text(kArchiveMagic);
   out.integer(kArchiveVersion);
   out.integer(static_cast<std::uint32_t>(archive.handoffs.size()));
   out.integer(static_cast<std::uint64_t>(kHeaderBytes + body.size() + handoff::kChecksumBytes));
@@ -177,8 +176,8 @@ namespace {
 
 // How many handoffs the header says there are in a file of `bytes` bytes; throws HandoffError where it cannot be the header of one.
 std::uint32_t read_header(handoff::ByteReader& in, std::uint64_t bytes) {
-  if (in.text(kMagic.size()) != kMagic)
-    throw HandoffError("archive: magic is not " + std::string(kMagic) + ": this is no file of handoffs");
+  if (in.text(kArchiveMagic.size()) != kArchiveMagic)
+    throw HandoffError("archive: magic is not " + std::string(kArchiveMagic) + ": this is no file of handoffs");
   if (const auto version = in.integer<std::uint32_t>(); version != kArchiveVersion) {
     throw HandoffError("archive: version " + std::to_string(version) + " is not the version " + std::to_string(kArchiveVersion) +
                        " that can be read");
@@ -245,7 +244,7 @@ HandoffArchive read_archive(const std::filesystem::path& path) {
     throw FileError("handoff archive " + path.string() + " is not a regular file");
   const std::uintmax_t size = std::filesystem::file_size(path, failure);
   std::ifstream file(path, std::ios::binary);
-  if (failure || !file) throw FileError("handoff archive " + path.string() + " cannot be opened for reading");
+  if (failure || !file) throw FileError("handoff archive " + path.string() + " cannot be opened for reading" + (failure ? ": " + failure.message() : ""));
   std::vector<std::byte> bytes;
   const auto read_up_to = [&](std::size_t end) {
     const std::size_t begin = bytes.size();

@@ -9,6 +9,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "models/executor.hpp"
@@ -16,6 +17,7 @@
 
 namespace loopgauge::harness {
 
+inline constexpr std::string_view kArchiveMagic = "LGPDFILE";  // the first bytes of a file
 inline constexpr std::uint32_t kArchiveVersion = 1;
 
 struct ArchivedHandoff {

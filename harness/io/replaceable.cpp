@@ -35,6 +35,12 @@ void require_replaceable(const std::filesystem::path& path, std::string_view for
                   ", so it is not replaced; choose another " + std::string(flag) + " or remove it");
 }
 
+void require_other_file(const std::filesystem::path& output, const std::filesystem::path& input, std::string_view what) {
+  std::error_code unknown;  // what does not exist is no other file
+  if (!output.empty() && !input.empty() && std::filesystem::equivalent(output, input, unknown))
+    throw ConfigError(output.string() + " is " + std::string(what) + ": it would be lost; write to another file");
+}
+
 void require_replaceable_text(const std::filesystem::path& path, std::string_view start, std::string_view flag) {
   std::error_code error;
   if (path.empty() || !std::filesystem::is_regular_file(path, error) || std::filesystem::file_size(path, error) == 0 || error) return;

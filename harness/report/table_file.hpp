@@ -179,7 +179,8 @@ inline void write_format(const h5::Group& root, std::string_view format, std::in
 
 // The minor version of the file with this root. Throws FileError for another `format` or major version; `noun`: "report".
 inline std::int64_t file_minor_version(const h5::Group& root, std::string_view format, std::int64_t major, const std::string& noun) {
-  if (!root.has_attribute("format") || root.string_attribute("format") != format) root.fail("not a loopgauge " + noun);
+  const std::string found_format = root.has_attribute("format") ? root.string_attribute("format") : "";
+  if (found_format != format) root.fail("not a loopgauge " + noun + (found_format.empty() ? "" : " but a " + found_format));
   const std::int64_t found = root.int_attribute("version");
   if (found != major) {
     root.fail("schema version " + std::to_string(found) + ", this program reads version " + std::to_string(major) +

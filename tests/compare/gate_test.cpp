@@ -82,6 +82,7 @@ TEST(Baseline, MalformedTextsAreRefusedWithTheLine) {
   EXPECT_NE(message("").find("header is incomplete"), std::string::npos);
   EXPECT_NE(message("something else\n").find("ci.txt:1: not a baseline"), std::string::npos);
   EXPECT_NE(message("loopgauge-baseline 3\n").find("version 3"), std::string::npos);
+  EXPECT_NE(message("loopgauge-baseline 2\r\n").find("ci.txt:1: the line ends in CR LF"), std::string::npos);
   EXPECT_NE(message("loopgauge-baseline 1\nmodel xyz\n").find("ci.txt:2:"), std::string::npos);
   const std::string header = "loopgauge-baseline 1\nmodel " + kModel + "\nset ci\n";
   EXPECT_NE(message("loopgauge-baseline 2\nmodel " + kModel + "\nset ci\na reference kl_mean 1\n").find("ci.txt:4: expected 'device"),

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "optimized/cuda_executor.hpp"
@@ -121,6 +122,32 @@ TEST(ExitCode, UsageOfNumbers) {
   expect_usage({"sweep", "--config", (folder / "sweep.toml").string()}, "sweep.toml:1: --seed: '18446744073709551616' " + seed_range);
 }
 
+// A variable that is empty by mistake is not an option that was left out.
+TEST(ExitCode, EmptyValues) {
+  const std::string in_case = "serial/t0s0q0/seven", empty = ": the value is empty";
+  for (const char* flag : {"--checkpoint", "--dump", "--mutant", "--trace", "--config", "--decisions", "--handoff-transport", "--fail"})
+    expect_usage({"run", in_case, flag, ""}, flag + empty);
+  for (const char* flag : {"--report", "--set", "--mutant", "--filter", "--checkpoint"}) expect_usage({"sweep", "--executor", "reference", flag, ""}, flag + empty);
+  for (const char* flag : {"--html", "--junit"}) expect_usage({"report", "a.h5", flag, ""}, flag + empty);
+  expect_usage({"report", ""}, "file" + empty);
+  expect_usage({"gate", "a.h5", "--baseline", ""}, "--baseline" + empty);
+  expect_usage({"gate", "a.h5", "--baseline", "b.txt", "--today", ""}, "--today" + empty);
+  expect_usage({"explain", in_case, "--minimize", ""}, "--minimize" + empty);
+  expect_usage({"bench", "e2e", "--executor", "reference", "--report", ""}, "--report" + empty);
+  expect_usage({"trace", "record", "--text-literal", "", "-o", "x.h5"}, "--text-literal" + empty);
+  expect_usage({"trace", "record", "--text-literal", "abc", "-o", ""}, "--output" + empty);
+  expect_usage({"model", "synth", "-o", ""}, "--output" + empty);
+  expect_usage({"model", "info", "--checkpoint", ""}, "--checkpoint" + empty);
+  expect_usage({"pd", "info", ""}, "file" + empty);
+  expect_usage({"doctor", "--checkpoint", ""}, "--checkpoint" + empty);
+
+  const TemporaryFolder folder;
+  write_file(folder / "sweep.toml", "report = \"\"\n");
+  expect_usage({"sweep", "--config", (folder / "sweep.toml").string()}, "sweep.toml:1: --report" + empty);
+  const std::vector<std::string> described{"trace", "record", "--text-literal", "abc", "--description", "", "-o", (folder / "x.h5").string()};
+  EXPECT_EQ(run_program(described).exit_code, 0);
+}
+
 TEST(ExitCode, UsageOfTheConfiguration) {
   const std::string trace = (kTraces / "seven.h5").string();
   expect_usage({"run", "--trace", trace, "--window", "100"}, "window 100 is not a positive multiple of 64");
@@ -131,6 +158,9 @@ TEST(ExitCode, UsageOfTheConfiguration) {
   expect_usage({"run", "--trace", trace, "--policy", "rolling"}, "no effect without q1");
   expect_usage({"run", "--trace", trace, "--exit", "threshold:2"}, "threshold");
   expect_usage({"run", "--trace", trace, "--executor", "fast"}, "reference, optimized");
+  const ProcessResult examined = run_program({"doctor", "--executor", "fast"});
+  EXPECT_EQ(examined.exit_code, 2);
+  EXPECT_NE(examined.out.find("fault: executor 'fast' is not one of: reference, optimized"), std::string::npos) << examined.out;
   expect_usage({"run", "--trace", trace, "--profile", "quick"}, "declared, reordered, double");
   expect_usage({"run", "--trace", trace, "--dump-only", "logits"}, "--dump-only has no effect without --dump");
   expect_usage({"run", "--trace", trace, "--dump", "x.h5", "--dump-only", "everything"}, "everything");
@@ -138,6 +168,29 @@ TEST(ExitCode, UsageOfTheConfiguration) {
   const TemporaryFolder folder;
   write_file(folder / "a.toml", "widnow = 64\n");
   expect_usage({"run", "--trace", trace, "--config", (folder / "a.toml").string()}, "a.toml:1: unknown key 'widnow'");
+}
+
+// What an output is made of, and what is another kind of file, is not replaced by it.
+TEST(ExitCode, NoInputAndNoOtherFileIsReplaced) {
+  const TemporaryFolder folder;
+  const std::string dump = (folder / "dump.h5").string(), text = (folder / "text").string(), trace = (folder / "seven.h5").string();
+  const std::string archive = (folder / "prompts.handoff").string();
+  ASSERT_EQ(run_program({"run", "serial/t1s0q0/seven", "--dump", dump}).exit_code, 0);
+  fs::copy_file(kTraces / "seven.h5", trace);
+  write_file(text, "It was a dark and stormy night.");
+  ASSERT_EQ(run_program({"pd", "export", "serial/t0s0q0/seven", "-o", archive}).exit_code, 0);
+  const std::map<std::string, std::string> before{{dump, read_file(dump)}, {text, read_file(text)}, {trace, read_file(trace)}, {archive, read_file(archive)}};
+
+  expect_usage({"run", "serial/t1s0q0/seven", "--decisions", dump, "--dump", dump}, "is the file that --decisions names: it would be lost");
+  expect_usage({"explain", "serial/t1s0q0/seven", "--mutant", "swapped_norms", "--trace", trace, "--minimize", trace}, "is the trace of the case: it would be lost");
+  for (const std::string& other : {text, dump, archive})
+    expect_failure({"trace", "record", "--text", text, "--force", "-o", other}, 3, "so it is not replaced");
+  for (const std::string& other : {text, dump, trace})
+    expect_failure({"pd", "export", "serial/t0s0q0/seven", "--force", "-o", other}, 3, "so it is not replaced");
+  for (const auto& [path, bytes] : before) EXPECT_EQ(read_file(path), bytes) << path;
+
+  EXPECT_EQ(run_program({"trace", "record", "--text", text, "--force", "-o", trace}).exit_code, 0);
+  EXPECT_EQ(run_program({"pd", "export", "serial/t0s0q0/seven", "--force", "-o", archive}).exit_code, 0);
 }
 
 TEST(ExitCode, MissingAndInvalidFiles) {

@@ -35,6 +35,24 @@ TEST(Help, EveryVerbMentionsItsFlagsAndGivesExamples) {
   }
 }
 
+// What has no examples of its own shows those of the program, which are about something else.
+TEST(Help, SubcommandsOfVerbsHaveTheirOwnExamples) {
+  const std::vector<std::vector<std::string>> commands{{"report", "merge"}, {"trace", "record"}, {"trace", "info"}, {"trace", "validate"}, {"model"}, {"model", "info"},
+                                                       {"model", "synth"}, {"pd", "serve"}, {"pd", "send"}, {"pd", "export"}, {"pd", "import"}, {"pd", "info"},
+                                                       {"pd", "compare"}, {"bench", "ops"}, {"bench", "step"}, {"bench", "prefill"}, {"bench", "peers"}, {"bench", "e2e"}};
+  for (std::vector<std::string> command : commands) {
+    std::string line = "loopgauge";
+    for (const std::string& word : command) line += " " + word;
+    command.emplace_back("--help");
+    const std::string help = run_program(command).out;
+    EXPECT_EQ(help.find("loopgauge list"), std::string::npos) << line;
+    const std::size_t example = help.find("  loopgauge ");
+    if (example != std::string::npos) {
+      EXPECT_EQ(help.substr(example + 2, line.size()), line);
+    }
+  }
+}
+
 TEST(Help, TheProgramListsItsVerbsAndExitCodes) {
   const auto result = run_program({"--help"});
   EXPECT_EQ(result.exit_code, 0);

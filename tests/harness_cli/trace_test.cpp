@@ -74,7 +74,7 @@ TEST(TraceVerb, BadRequestsHaveTheirExitCodesAndLeaveNothing) {
       {{"--text-literal", "x", "--seed", "-1", "-o", out}, 2, "--seed"},
       {{"--text", (folder / "missing").string(), "-o", out}, 3, "missing: is not a readable file"},
       {{"--text-literal", "abc", "--prompt-tokens", "9", "-o", out}, 3, "the source holds 3 tokens"},
-      {{"--text-literal", "", "-o", out}, 3, "the prompt would be empty"},
+      {{"--text-literal", "x", "--offset", "1", "-o", out}, 3, "the prompt would be empty"},
       {{"--ids", ids, "-o", out}, 3, "requests/0/prompt[2] = 264 is not below vocab_size 264"},
       {{"--text-literal", "x", "--task", "poem", "-o", out}, 3, "task = \"poem\""},
       {{"--text-literal", "x", "-o", (folder / "no/out.h5").string()}, 3, "is not a folder"},

@@ -63,6 +63,7 @@ TEST_F(ReportCommand, TheReportItselfIsNeverOverwritten) {
   EXPECT_EQ(report({path("good.h5"), "--html", path("good.h5")}).exit_code, 2);
   EXPECT_EQ(report({path("good.h5"), "--junit", path("./good.h5")}).exit_code, 2);
   EXPECT_EQ(report({path("good.h5"), "--html", path("a"), "--junit", path("a")}).exit_code, 2);
+  EXPECT_EQ(report({path("good.h5"), "--html", path("a"), "--junit", path("./a")}).exit_code, 2);
   EXPECT_EQ(test::read_file(path("good.h5")), before);
 }
 
@@ -134,7 +135,7 @@ TEST_F(ReportCommand, BrokenReportsAreOneSentenceExitThreeAndLeaveWhatIsThere) {
                                                                   {"start.h5", "start.h5"},
                                                                   {"damaged.h5", "damaged.h5"},
                                                                   {"folder.h5", "folder.h5"},
-                                                                  {"trace.h5", "not a loopgauge report"},
+                                                                  {"trace.h5", "not a loopgauge report but a loopgauge-trace"},
                                                                   {"older.h5", "schema version 0"},
                                                                   {"newer.h5", "a newer loopgauge"},
                                                                   {"hollow.h5", "meta"}};
