@@ -115,6 +115,7 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   loopgauge::harness::limit_thread_spinning(argv);
+  loopgauge::harness::limit_threads();
   loopgauge::harness::set_command_line(argc, argv);
   loopgauge::harness::install_interrupt_handlers();
   try {

@@ -437,8 +437,9 @@ class BoundPath {
 };
 
 void require_folder(const std::filesystem::path& path) {
-  const std::filesystem::path folder = std::filesystem::absolute(path).parent_path();
-  if (!std::filesystem::is_directory(folder)) throw socket_error(path, "folder " + folder.string() + " does not exist");
+  const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(folder, ignored)) throw socket_error(path, "folder " + folder.string() + " does not exist");
 }
 
 int process_at(const Descriptor& descriptor, const std::filesystem::path& path) {

@@ -41,7 +41,7 @@ fs::path find(const fs::path& relative, const fs::path& marker, const std::strin
     if (fs::exists(home / marker, error)) return home / relative;
     tried += (tried.empty() ? "" : ", ") + (home / marker).string();
   }
-  throw FileError("the shipped " + what + " was not found (tried " + tried + "); " + remedy);
+  throw FileError("not found: the shipped " + what + " (tried " + tried + "); " + remedy);
 }
 
 }  // namespace

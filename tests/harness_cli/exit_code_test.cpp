@@ -210,6 +210,25 @@ TEST(ExitCode, MissingAndInvalidFiles) {
   expect_failure({"run", "--trace", (folder / "empty.h5").string()}, 3, "empty.h5");
 }
 
+TEST(ExitCode, AFolderThatIsGone) {
+  const fs::path before = fs::current_path();
+  const TemporaryFolder folder;
+  fs::create_directory(folder / "gone");
+  fs::current_path(folder / "gone");
+  fs::remove(folder / "gone");
+  expect_failure({"run", "serial/t0s0q0/one", "--dump", "a.h5"}, 3, "a.h5: ");
+  expect_failure({"pd", "serve", "serial/t0s0q0/one", "--socket", "a", "--lease", "0.2"}, 3, "--socket a: ");
+  expect_failure({"sweep", "--executor", "reference", "--filter", "*/t0s0q0/seven", "--report", "a.h5"}, 3, "a.h5: ");
+  fs::current_path(before);
+}
+
+TEST(ExitCode, AnAbsurdNumberOfThreads) {
+  setenv("OMP_NUM_THREADS", "100000", 1);
+  const ProcessResult result = run_program({"run", "serial/t0s0q0/one"});
+  unsetenv("OMP_NUM_THREADS");
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+}
+
 TEST(ExitCode, DamagedCheckpoints) {
   const TemporaryFolder folder;
   const auto expect_refused = [&](const char* name, auto edit, const std::string& part) {
