@@ -20,6 +20,7 @@
 #include "harness/interrupt.hpp"
 #include "harness/io/data_paths.hpp"
 #include "harness/io/replaceable.hpp"
+#include "harness/io/shortest_decimal.hpp"
 #include "harness/io/trace_file.hpp"
 #include "harness/progress.hpp"
 #include "harness/provenance.hpp"
@@ -111,7 +112,8 @@ std::string model_config_json(const ModelConfig& model) {
   return nlohmann::json{{"layers", model.layers},     {"loops", model.loops},
                         {"hidden", model.hidden},     {"heads", model.heads},
                         {"head_dim", model.head_dim}, {"intermediate", model.intermediate},
-                        {"vocab", model.vocab},       {"max_positions", model.max_positions}}
+                        {"vocab", model.vocab},       {"max_positions", model.max_positions},
+                        {"rms_norm_eps", shortest_decimal(model.rms_norm_eps)}, {"rope_theta", model.rope_theta}}
       .dump();
 }
 

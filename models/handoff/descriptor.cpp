@@ -2,6 +2,8 @@
 #include "models/handoff/descriptor.hpp"
 
 #include <algorithm>
+#include <bit>
+#include <charconv>
 #include <functional>
 
 #include <nlohmann/json.hpp>
@@ -13,9 +15,17 @@ namespace loopgauge::handoff {
 namespace {
 
 constexpr std::string_view kMagic = "LGPDDESC";
+constexpr double kMaximumRopeTheta = 1e12;  // as of a checkpoint
 
 [[noreturn]] void refuse(const std::string& field, const std::string& sentence) {
   throw HandoffError("descriptor: " + field + " " + sentence);
+}
+
+// The shortest decimal that reads back as the value.
+template <class Real>
+std::string number_text(Real value) {
+  char text[32];
+  return {text, std::to_chars(text, text + sizeof text, value).ptr};
 }
 
 std::int32_t ranged(ByteReader& in, const std::string& field, std::int64_t least, std::int64_t most) {
@@ -135,6 +145,8 @@ Descriptor make_descriptor(const ModelConfig& model, const std::string& model_sh
   Descriptor d;
   d.model_sha256 = model_sha256;
   d.prompt_sha256 = prompt_digest(request.prompt);
+  d.rms_norm_eps = model.rms_norm_eps;
+  d.rope_theta = model.rope_theta;
   d.layers = model.layers;
   d.loops = config.loops();
   d.heads = model.heads;
@@ -183,6 +195,8 @@ std::vector<std::byte> serialize(const Descriptor& d) {
   out.integer(static_cast<std::uint8_t>(d.profile));
   for (int i = 0; i < 2; ++i) out.integer(std::uint8_t{0});
   out.integer(d.request);
+  out.integer(std::bit_cast<std::uint32_t>(d.rms_norm_eps));
+  out.integer(std::bit_cast<std::uint64_t>(d.rope_theta));
   out.integer(static_cast<std::uint32_t>(d.configuration.size()));
   if (out.size() != kDescriptorFixedBytes) throw InternalError("a descriptor's fixed part has " + std::to_string(out.size()) + " bytes");
   out.text(d.configuration);
@@ -245,6 +259,10 @@ Descriptor parse_descriptor(std::span<const std::byte> bytes) {
     if (in.integer<std::uint8_t>() != 0) refuse("padding", "is not zero");
   }
   d.request = ranged(in, "request", 0, (std::int64_t{1} << 31) - 1);
+  d.rms_norm_eps = std::bit_cast<float>(in.integer<std::uint32_t>());
+  if (!(d.rms_norm_eps > 0 && d.rms_norm_eps < 1)) refuse("rms_norm_eps", number_text(d.rms_norm_eps) + " is not above 0 and below 1");
+  d.rope_theta = std::bit_cast<double>(in.integer<std::uint64_t>());
+  if (!(d.rope_theta > 1 && d.rope_theta <= kMaximumRopeTheta)) refuse("rope_theta", number_text(d.rope_theta) + " is not above 1, up to 1e12");
   const auto length = in.integer<std::uint32_t>();
   if (length > kMaximumConfigurationBytes || length != in.left() - kChecksumBytes) {
     refuse("configuration", "of " + std::to_string(length) + " bytes does not fit into the descriptor");
@@ -260,6 +278,8 @@ std::string first_difference(const Descriptor& found, const Descriptor& expected
     if (!text.empty() || a == b) return;
     if constexpr (std::is_same_v<std::decay_t<decltype(a)>, std::string>) {
       text = std::string(field) + " is " + a + ", here it is " + b;
+    } else if constexpr (std::is_floating_point_v<std::decay_t<decltype(a)>>) {
+      text = std::string(field) + " is " + number_text(a) + ", here it is " + number_text(b);
     } else {
       text = std::string(field) + " is " + std::to_string(static_cast<long long>(a)) + ", here it is " +
              std::to_string(static_cast<long long>(b));
@@ -267,6 +287,8 @@ std::string first_difference(const Descriptor& found, const Descriptor& expected
   };
   const auto check_word = [&](const char* field, auto a, auto b) { check(field, std::string(to_string(a)), std::string(to_string(b))); };
   check("model fingerprint", found.model_sha256, expected.model_sha256);
+  check("rms_norm_eps", found.rms_norm_eps, expected.rms_norm_eps);
+  check("rope_theta", found.rope_theta, expected.rope_theta);
   check("layers", found.layers, expected.layers);
   check("loops", found.loops, expected.loops);
   check("heads", found.heads, expected.heads);

@@ -18,8 +18,8 @@
 
 namespace loopgauge::handoff {
 
-inline constexpr std::uint32_t kDescriptorVersion = 2;
-inline constexpr std::size_t kDescriptorFixedBytes = 160;         // before the configuration's text
+inline constexpr std::uint32_t kDescriptorVersion = 3;
+inline constexpr std::size_t kDescriptorFixedBytes = 172;         // before the configuration's text
 inline constexpr std::size_t kMaximumConfigurationBytes = 4096;
 inline constexpr std::size_t kChecksumBytes = 32;                 // SHA-256, not in hexadecimal digits
 
@@ -44,6 +44,8 @@ enum class GroupAxis : std::uint8_t { rows = 1, channels = 2 };
 struct Descriptor {
   std::string model_sha256;                    // 64 hexadecimal digits
   std::string prompt_sha256;                   // of the prompt's token ids as little-endian 32-bit words
+  float rms_norm_eps = 0.0f;                   // of config.json: the checkpoint's hash does not cover it
+  double rope_theta = 0.0;                     // likewise
   std::int32_t layers = 0, loops = 0, heads = 0, head_dim = 0, hidden = 0, vocab = 0;
   std::int32_t prompt_length = 0;              // positions that are handed over
   std::int32_t encoded_frontier = 0;           // E at that committed length; 0 without quantization

@@ -40,11 +40,11 @@ TEST(Descriptor, HasTheseBytes) {
   const std::string text = handoff::to_hexadecimal(serialize(sample()));
   const std::string head =
       "4c47504444455343"  // LGPDDESC
-      "02000000";         // version
+      "03000000";         // version
   EXPECT_EQ(text.substr(0, head.size()), head);
   EXPECT_EQ(text.substr(2 * 16, 64), std::string(64, 'a'));                                                // model
   EXPECT_EQ(text.substr(2 * 48, 64), "1fbdefc8c643c6edc667cbffd9c8ece02dc1a4a5015da371e65794d0981c6c50");  // prompt
-  EXPECT_EQ(text.substr(2 * 80, 2 * 76),
+  EXPECT_EQ(text.substr(2 * 80, 2 * 88),
             "02000000"
             "04000000"
             "02000000"
@@ -72,9 +72,11 @@ TEST(Descriptor, HasTheseBytes) {
             "00"
             "00"
             "0000"
-            "05000000");  // streaming, serial_aligned, committed, declared, zero, request
+            "05000000"
+            "bd378635"
+            "000000000088c340");  // streaming, serial_aligned, committed, declared, zero, request, rms_norm_eps 1e-6, rope_theta 10000
   const auto bytes = serialize(sample());
-  EXPECT_EQ(std::to_integer<std::size_t>(bytes[156]) + 256 * std::to_integer<std::size_t>(bytes[157]), sample().configuration.size());
+  EXPECT_EQ(std::to_integer<std::size_t>(bytes[168]) + 256 * std::to_integer<std::size_t>(bytes[169]), sample().configuration.size());
   EXPECT_EQ(bytes.size(), handoff::kDescriptorFixedBytes + sample().configuration.size() + handoff::kChecksumBytes);
 }
 
@@ -98,7 +100,7 @@ TEST(Descriptor, RefusesWhatItDoesNotKnow) {
   };
   EXPECT_EQ(refusal(good), "accepted");
   EXPECT_NE(with(0, {'X'}).find("magic"), std::string::npos);
-  EXPECT_EQ(with(8, {1}), "descriptor: version 1 is not the version 2 that can be read");
+  EXPECT_EQ(with(8, {1}), "descriptor: version 1 is not the version 3 that can be read");
   EXPECT_NE(with(12, {1}).find("length"), std::string::npos);
   EXPECT_NE(with(80, {0, 0}).find("layers 0 is not between 1 and 1024"), std::string::npos);
   EXPECT_NE(with(84, {5}).find("loops 5"), std::string::npos);
@@ -107,17 +109,21 @@ TEST(Descriptor, RefusesWhatItDoesNotKnow) {
   EXPECT_NE(with(112, {0x81}).find("window 129 is not a multiple of 64"), std::string::npos);
   EXPECT_NE(with(124, {0, 1}).find("retention of loop 2"), std::string::npos);
   EXPECT_NE(with(132, {0x10, 0x27}).find("retention of loop 4 10000 is not between 1 and 2500"), std::string::npos);
-  EXPECT_NE(with(136, {3}).find("element type code 3 is not known to version 2"), std::string::npos);
+  EXPECT_NE(with(136, {3}).find("element type code 3 is not known to version 3"), std::string::npos);
   EXPECT_NE(with(138, {8}).find("code bits 8 are not 4"), std::string::npos);
   EXPECT_NE(with(139, {2}).find("depth representation"), std::string::npos);
   EXPECT_NE(with(140, {2}).find("K group axis"), std::string::npos);
   EXPECT_NE(with(142, {32}).find("group size"), std::string::npos);
   EXPECT_NE(with(146, {3}).find("policy"), std::string::npos);
-  EXPECT_NE(with(149, {3}).find("profile code 3 is not known to version 2"), std::string::npos);
+  EXPECT_NE(with(149, {3}).find("profile code 3 is not known to version 3"), std::string::npos);
   EXPECT_EQ(with(149, {2}), "descriptor: element type is bfloat16, which is not that of profile double");
   EXPECT_EQ(with(136, {2}), "descriptor: element type is float64, which is not that of profile declared");
   EXPECT_NE(with(150, {1}).find("padding"), std::string::npos);
-  EXPECT_NE(with(156, {1}).find("configuration"), std::string::npos);
+  EXPECT_EQ(with(156, {0, 0, 0, 0}), "descriptor: rms_norm_eps 0 is not above 0 and below 1");
+  EXPECT_NE(with(156, {0, 0, 0xc0, 0x7f}).find("rms_norm_eps nan"), std::string::npos);
+  EXPECT_EQ(with(160, {0, 0, 0, 0, 0, 0, 0xf0, 0x3f}), "descriptor: rope_theta 1 is not above 1, up to 1e12");
+  EXPECT_NE(with(160, {0, 0, 0, 0, 0, 0, 0xf0, 0x7f}).find("rope_theta inf"), std::string::npos);
+  EXPECT_NE(with(168, {1}).find("configuration"), std::string::npos);
   auto damaged = good;
   damaged[100] ^= std::byte{1};
   EXPECT_NE(refusal(damaged).find("checksum"), std::string::npos);
@@ -160,6 +166,8 @@ TEST(Descriptor, NamesTheFieldThatDiffers) {
   };
   EXPECT_EQ(differing([](Descriptor& d) { d.model_sha256 = std::string(64, 'b'); }),
             "model fingerprint is " + std::string(64, 'b') + ", here it is " + std::string(64, 'a'));
+  EXPECT_EQ(differing([](Descriptor& d) { d.rms_norm_eps = 1e-5f; }), "rms_norm_eps is 1e-05, here it is 1e-06");
+  EXPECT_EQ(differing([](Descriptor& d) { d.rope_theta = 1e6; }), "rope_theta is 1e+06, here it is 10000");
   EXPECT_EQ(differing([](Descriptor& d) { d.layers = 3; }), "layers is 3, here it is 2");
   EXPECT_EQ(differing([](Descriptor& d) { d.tail = 64; }), "tail is 64, here it is 70");
   EXPECT_EQ(differing([](Descriptor& d) { d.policy = EncodingPolicy::rolling; }), "policy is rolling, here it is streaming");

@@ -15,6 +15,7 @@ inline ModelConfig small_model() {
   ModelConfig model;
   model.layers = 2, model.loops = 4, model.hidden = 6, model.heads = 2, model.head_dim = 4, model.intermediate = 8, model.vocab = 300;
   model.max_positions = 1 << 20;
+  model.rms_norm_eps = 1e-6f, model.rope_theta = 10000.0;
   return model;
 }
 

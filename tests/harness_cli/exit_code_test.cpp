@@ -281,6 +281,21 @@ TEST(ExitCode, HandoffsBetweenProcesses) {
   expect_failure({"run", "pd/t0s0q0/seven", "--handoff-transport", "device"}, 2, "which the reference executor has none of");
 }
 
+// The checkpoint's hash covers its weights; what else decides the arithmetic stands in config.json.
+TEST(ExitCode, AHandoffToAModelOfAnotherConfigurationIsRefused) {
+  const TemporaryFolder folder;
+  const std::string in_case = "serial/t0s0q0/seven", archive = (folder / "prompts.handoff").string();
+  ASSERT_EQ(run_program({"pd", "export", in_case, "-o", archive}).exit_code, 0);
+  for (const auto& [key, value, sentence] : {std::tuple{"rope_theta", 20000.0, "rope_theta is 10000, here it is 20000"},
+                                             std::tuple{"rms_norm_eps", 1e-5, "rms_norm_eps is 1e-06, here it is 1e-05"}}) {
+    copy_model(folder / key, [](std::string&) {});
+    nlohmann::json config = nlohmann::json::parse(read_file(folder / key / "config.json"));
+    config[key] = value;
+    write_file(folder / key / "config.json", config.dump());
+    expect_failure({"pd", "import", in_case, archive, "--checkpoint", (folder / key).string()}, 3, sentence);
+  }
+}
+
 TEST(ExitCode, BothSidesOfAHandoffSayWhatBecameOfIt) {
   const TemporaryFolder folder;
   const std::string socket = (folder / "socket").string();

@@ -212,6 +212,11 @@ TEST_F(SweepCommand, ResumeRefusesAnotherRequestAndNamesTheDifference) {
             std::string::npos);
   EXPECT_EQ(sweep({"--executor", "reference", "--filter", "serial/t0s0q0/single", "--resume"}).exit_code, 0)
       << "the same request is complete already";
+  // The checkpoint's hash covers the weights alone.
+  nlohmann::json config = nlohmann::json::parse(test::read_file(folder_.path() / "model" / "config.json"));
+  config["rope_theta"] = 2 * config.at("rope_theta").get<double>();
+  test::write_file(folder_.path() / "model" / "config.json", config.dump());
+  EXPECT_NE(refusal({"--executor", "reference", "--filter", "serial/t0s0q0/single"}).find("model_config is "), std::string::npos);
 }
 
 TEST_F(SweepCommand, InterruptKeepsWhatWasFinished) {
