@@ -31,8 +31,9 @@ struct SelectKeysArguments {
 // Requires: position < 64 * reference.mask_pages.
 // Numerics: exact; given equal logits, the set of the reference.
 // Determinism: radix select on ordered 32-bit keys with integer histograms; independent of the batch.
-// Launch: (heads, rows, layers) CTAs of 512 threads: those of one layer and row leave most of the device idle.
-// Traffic: five passes over the logits row (four for the threshold, one for the masks; all but the first from L2), the masks once.
+// Launch: (heads, rows, layers) CTAs of 512 threads, three a multiprocessor: those of one layer and row leave most of the device idle.
+// Traffic: two passes over the logits row (the first digit of the threshold; masks and the keys that share that digit), the second from L2; one or two more
+//   where more than 4096 keys share it. The masks once.
 void select_keys(const SelectKeysArguments& arguments, cudaStream_t stream);
 
 }  // namespace loopgauge::optimized

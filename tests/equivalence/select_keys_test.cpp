@@ -34,6 +34,9 @@ const std::vector<Kind>& kinds() {
        }},
       {"wide range", [](std::mt19937& g, int) { return std::ldexp(g() % 2 ? 1.0f : -1.0f, static_cast<int>(g() % 250) - 125); }},
       {"neighbouring floats", [](std::mt19937& g, int) { return std::bit_cast<float>(0x40490FDBu + static_cast<std::uint32_t>(g() % 9)); }},
+      {"equal leading bits", [](std::mt19937& g, int) { return std::bit_cast<float>(0x3F800000u + static_cast<std::uint32_t>(g() & 0x1FFFFFu)); }},
+      {"equal leading bits but for a few",
+       [](std::mt19937& g, int) { return g() % 64 ? std::bit_cast<float>(0xBF800000u + static_cast<std::uint32_t>(g() & 0x1FFFFFu)) : 2.0f; }},
       {"ascending", [](std::mt19937&, int i) { return static_cast<float>(i); }},
       {"descending", [](std::mt19937&, int i) { return static_cast<float>(-i); }},
   };
@@ -105,7 +108,7 @@ TEST(SelectKeysDevice, SetsAreTheReferences) {
   std::mt19937 generator(31);
   for (const Kind& kind : kinds()) {
     std::vector<std::vector<std::vector<float>>> logits;
-    for (const int n : {1, 2, 7, 10, 11, 63, 64, 65, 127, 128, 129, 191, 192, 1000, 2047, 2048, 2049, 4500}) {
+    for (const int n : {1, 2, 7, 10, 11, 63, 64, 65, 127, 128, 129, 191, 192, 1000, 2047, 2048, 2049, 4096, 4097, 4500}) {
       auto& row = logits.emplace_back(kHeads, std::vector<float>(static_cast<std::size_t>(n)));
       for (auto& head : row) {
         for (int i = 0; i < n; ++i) head[static_cast<std::size_t>(i)] = kind.make(generator, i);
@@ -127,7 +130,7 @@ TEST(SelectKeysDevice, SetsAreTheReferences) {
   }
 }
 
-// More pages than threads: what equals the threshold is counted in chunks of pages.
+// More pages than threads: what equals the threshold is counted in chunks of pages. More keys that share leading digits than are kept as candidates.
 TEST(SelectKeysDevice, SetsOfLongRowsAreTheReferences) {
   LOOPGAUGE_REQUIRE_DEVICE();
   constexpr int kLongest = 65472;
