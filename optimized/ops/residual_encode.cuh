@@ -26,7 +26,7 @@ struct ResidualEncodeArguments {
 // Requires: head_dim 64 or 128; planes resident for the rows active at their loop; streams below loop_first already encoded.
 // Numerics: byte-exact with the reference: IEEE subtraction, division, multiplication, addition, round-half-even, no contraction.
 // Determinism: exact.
-// Launch: (task, layer, K|V x head) CTAs of 128 threads; one launch for all.
+// Launch: (task, layer, K|V x head) CTAs of 256 threads; one launch for all.
 // Traffic: BF16 rows once, payload and parameters once, earlier streams of the chain re-read from L2.
 void residual_encode(const ResidualEncodeArguments& arguments, cudaStream_t stream);
 

@@ -179,6 +179,7 @@ class EdgeGroups : public ::testing::Test {
     return word;
   }
   int k_code(int row, int channel) const { return payload_[static_cast<std::size_t>(row * 32 + channel / 2)] >> (channel % 2 * 4) & 15; }
+  int v_code(int row, int channel) const { return payload_[static_cast<std::size_t>(64 * 32 + row * 32 + channel / 2)] >> (channel % 2 * 4) & 15; }
   std::uint32_t k_parameters(int channel) const { return parameters_[static_cast<std::size_t>(channel)]; }
 
   std::unique_ptr<optimized::DeviceAllocator> allocator_;
@@ -229,6 +230,31 @@ TEST_F(EdgeGroups, ConstantSubnormalAndZeroGroups) {
   EXPECT_EQ(k_parameters(1), 0u) << "a zero minimum is +0 (S-KVQ-6)";
   EXPECT_NE(k_parameters(2) >> 16, 0u) << "subnormal scales are kept";
   EXPECT_EQ(k_parameters(3) >> 16, 0u);
+}
+
+// Every other value lies in the middle between two codes, or a spacing of BF16 beside it.
+TEST_F(EdgeGroups, MiddlesBetweenCodesGoToTheEvenOne) {
+  LOOPGAUGE_REQUIRE_DEVICE();
+  for (const float scale : {1.0f, 0x1p-20f, 0x1p10f, 0.3f}) {
+    const auto value = [scale](int index, int group) {
+      const float exact = static_cast<float>(index % 31) * 0.5f * scale;
+      return group % 3 == 0 || index == 0 || index == 30 ? exact : exact * (group % 3 == 1 ? 1.00390625f : 0.99609375f);
+    };
+    const auto truncated = [&value](int index, int group) { return std::bit_cast<float>(std::bit_cast<std::uint32_t>(value(index, group)) & 0xFFFF0000u); };
+    for (const bool keys : {true, false}) {
+      ASSERT_EQ(encode([&](int row, int channel) { return keys ? value(row, channel) : value(channel, row); }), optimized::kNoNumericFault);
+      for (int group = 0; group < 64; ++group) {
+        std::vector<float> values(64);
+        for (int i = 0; i < 64; ++i) values[static_cast<std::size_t>(i)] = truncated(i, group);
+        std::vector<std::uint8_t> codes(64);
+        ASSERT_TRUE(reference::encode_group(values.data(), 1, 64, codes.data()).valid);
+        for (int i = 0; i < 64; ++i) {
+          EXPECT_EQ(keys ? k_code(i, group) : v_code(group, i), codes[static_cast<std::size_t>(i)])
+              << (keys ? "K" : "V") << " scale " << scale << " group " << group << " value " << i;
+        }
+      }
+    }
+  }
 }
 
 TEST_F(EdgeGroups, OverflowAndNonFiniteValuesAreReported) {
