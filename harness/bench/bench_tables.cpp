@@ -140,14 +140,14 @@ BenchTable attribution_table(const BenchReport& report) {
 BenchTable prompts_table(const BenchReport& report) {
   BenchTable table{"prompts",
                    "Where a prompt goes",
-                   "Milliseconds, and share of the prompt; attention and products are timed alone in the same batches.",
-                   {"setting", "prompt", "rows", "prompt ms", "attention", "products", "remainder"},
+                   "Milliseconds, and share of the prompt; attention and products are timed alone in the same batches, and so is encoding at the prompt's end (Q).",
+                   {"setting", "prompt", "rows", "prompt ms", "attention", "products", "encoding", "remainder"},
                    {},
                    1};
   for (const PrefillAttribution& a : attribute_prompts(report)) {
     const auto part = [&](double us) { return std::isnan(us) ? "-" : milliseconds(us) + " (" + number(100 * us / a.prompt_us, 1) + " %)"; };
-    table.rows.push_back(
-        {a.setting, integer(a.context), integer(a.batch), milliseconds(a.prompt_us), part(a.attention_us), part(a.products_us), part(a.remainder_us)});
+    table.rows.push_back({a.setting, integer(a.context), integer(a.batch), milliseconds(a.prompt_us), part(a.attention_us), part(a.products_us),
+                          part(a.encoding_us), part(a.remainder_us)});
   }
   return table;
 }
@@ -344,8 +344,9 @@ std::vector<PrefillAttribution> attribute_prompts(const BenchReport& report) {
       if (!is_own(part) || part.run != row.run || part.setting != row.setting || part.context != row.context || part.batch != row.batch) continue;
       if (part.what == "prefill.attention") a.attention_us = part.median_us;
       if (part.what == "prefill.products") a.products_us = part.median_us;
+      if (part.what == "prefill.encode") a.encoding_us = part.median_us;
     }
-    a.remainder_us = a.prompt_us - a.attention_us - a.products_us;
+    a.remainder_us = a.prompt_us - a.attention_us - a.products_us - (std::isnan(a.encoding_us) ? 0 : a.encoding_us);
     parts.push_back(a);
   }
   return parts;

@@ -54,6 +54,7 @@ struct PrefillAttribution {
   std::string setting;
   std::int64_t run = 0, context = 0, batch = 0;
   double prompt_us = kNotMeasured, attention_us = kNotMeasured, products_us = kNotMeasured, remainder_us = kNotMeasured;
+  double encoding_us = kNotMeasured;  // of settings with Q
 };
 std::vector<PrefillAttribution> attribute_prompts(const BenchReport& report);
 

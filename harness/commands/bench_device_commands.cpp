@@ -146,7 +146,7 @@ void add_bench_step_command(CLI::App& bench, int& exit_code) {
 }
 
 void add_bench_prefill_command(CLI::App& bench, int& exit_code) {
-  CLI::App* command = bench.add_subcommand("prefill", "Whole prompts of the device at the shape of Ouro-1.4B, their attention and their products alone");
+  CLI::App* command = bench.add_subcommand("prefill", "Whole prompts of the device at the shape of Ouro-1.4B, their attention, products and encoding alone");
   const auto options = std::make_shared<DeviceBenchOptions>();
   options->device.what = {"prefill"};
   options->contexts.clear();
@@ -158,7 +158,7 @@ void add_bench_prefill_command(CLI::App& bench, int& exit_code) {
       "Examples:\n"
       "  loopgauge bench prefill --report prefill.h5\n"
       "  loopgauge bench prefill --prompts 8192 --prefill-rows 2048\n"
-      "Late loops of t1 run on evenly spread rows; choosing rows is not part of it.\n"
+      "Late loops of t1 run on evenly spread rows; choosing rows is not part of it. With q1 the prompt is encoded at its end.\n"
       "Needs a CUDA device (exit code 4 without one).");
   command->callback([options, &exit_code] { measure(*options, exit_code); });
 }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 #include <optional>
 #include <set>
 
@@ -59,7 +60,19 @@ class StepBench {
       for (const int batch : batches) attempt("decode step without attention, batch " + std::to_string(batch), [&] { measure_projections(batch); });
     }
     if (asked("encode")) {
-      for (const int batch : batches) attempt("encode, batch " + std::to_string(batch), [&] { measure_encode(batch); });
+      for (const int batch : batches) {
+        attempt("encode, batch " + std::to_string(batch), [&] { measure_encode("t0s0q1", kGroupSize, batch); });
+      }
+      std::set<int> prompts;
+      for (const StepShape& step : options_.steps) prompts.insert(step.context);
+      for (const std::string& switches : options_.switches) {
+        AlgorithmConfig config;
+        apply_switches(config, switches);
+        if (!config.kv_residual_quantization.enabled) continue;
+        for (const int length : prompts) {
+          attempt("encode " + switches + ", prompt of " + std::to_string(length), [&] { measure_encode(switches, length, 1); });
+        }
+      }
     }
     for (const std::string& switches : options_.switches) {
       for (const auto& [context, batch] : options_.steps) {
@@ -239,15 +252,15 @@ class StepBench {
     return source;
   }
 
-  // K/V of `batch` requests with `context` positions each: random BF16 pages, encoded window by window where the setting asks for it.
-  void fill_cache(State& state, int context, int batch) {
+  // K/V of `batch` requests with `context` positions each: random BF16 pages, encoded window by window where the setting asks for it and `encode` does.
+  void fill_cache(State& state, int context, int batch, bool encode = true) {
     const bool quantized = state.config.kv_residual_quantization.enabled;
     const auto& retention = state.config.token_sparse_prefill;
     state.kv.emplace(kv_shape_, allocator_, stream_, KvCacheOptions{quantized, false});
     DeviceBuffer fault = allocator_.allocate(MemoryCategory::workspace, sizeof(std::uint64_t));
     LOOPGAUGE_CUDA_CHECK(cudaMemsetAsync(fault.data(), 0xFF, sizeof(std::uint64_t), stream_));
     GrowableBuffer tasks(allocator_, MemoryCategory::conversion_scratch);
-    const int encoded_end = quantized ? std::max(0, (context - kGroupSize) / kGroupSize * kGroupSize) : 0;
+    const int encoded_end = quantized && encode ? std::max(0, (context - kGroupSize) / kGroupSize * kGroupSize) : 0;
     for (int i = 0; i < batch; ++i) {
       const int slot = state.kv->open_request(context + kGroupSize);
       state.slots.push_back(slot);
@@ -396,15 +409,18 @@ class StepBench {
     add("head", "", 0, batch, timed(options_.repeats, [&] { head.replay(stream_); }), head_bytes(), 0, "captured graph");
   }
 
-  // Sealing the group of kGroupSize positions of every request: all layers and loops in one launch, as often as a request has that many new tokens.
-  void measure_encode(int batch) {
-    announce("encode, batch " + std::to_string(batch));
+  // Sealing `positions` positions of every request in blocks of a window: all layers and loops in one launch. A decoding request seals kGroupSize of them
+  // as often as it has that many new tokens, a prompt all of its own at its end.
+  void measure_encode(const std::string& switches, int positions, int batch) {
+    announce("encode " + switches + ", " + std::to_string(positions) + " positions, batch " + std::to_string(batch));
     State state;
-    apply_switches(state.config, "t0s0q1");
-    fill_cache(state, kGroupSize, batch);  // too short to be encoded by itself
+    apply_switches(state.config, switches);
+    fill_cache(state, positions, batch, false);
     std::vector<EncodeTask> tasks;
-    for (const int slot : state.slots) tasks.push_back(state.kv->prepare_encode(slot, {0, kGroupSize}, 1, kLoops));
-    state.kv->upload();
+    for (const int slot : state.slots) {
+      const std::vector<EncodeTask> blocks = whole_blocks(*state.kv, slot, positions);
+      tasks.insert(tasks.end(), blocks.begin(), blocks.end());
+    }
     GrowableBuffer device_tasks(allocator_, MemoryCategory::conversion_scratch);
     DeviceBuffer fault = allocator_.allocate(MemoryCategory::workspace, sizeof(std::uint64_t));
     LOOPGAUGE_CUDA_CHECK(cudaMemsetAsync(fault.data(), 0xFF, sizeof(std::uint64_t), stream_));
@@ -412,8 +428,8 @@ class StepBench {
     const Timing timing = timed(options_.repeats, [&] {
       residual_encode({state.kv->view(), uploaded, static_cast<int>(tasks.size()), fault.as<std::uint64_t>(), Fault::none}, stream_);
     });
-    const double rows = static_cast<double>(batch) * model_.layers * kLoops * kGroupSize * model_.heads;
-    add("encode", "t0s0q1", kGroupSize, batch, timing, rows * (2.0 * 2 * model_.head_dim + packed_row_bytes()), 0);
+    const double rows = batch * std::accumulate(state.stream_rows.begin(), state.stream_rows.end(), 0.0) * model_.layers * model_.heads;
+    add("encode", switches, positions, batch, timing, rows * (2.0 * 2 * model_.head_dim + packed_row_bytes()), 0);
   }
 
   // One layer of each kind of decode attention, layers in turn.
@@ -564,7 +580,15 @@ class StepBench {
     return prefill;
   }
 
-  // A whole prompt, and its attention and its products alone, in the same batches.
+  // The blocks, a window each, of a prompt that is encoded as a whole; kv is uploaded.
+  std::vector<EncodeTask> whole_blocks(KvCache& kv, int slot, int length) const {
+    std::vector<EncodeTask> tasks;
+    for (int begin = 0; begin < length; begin += kWindow) tasks.push_back(kv.prepare_encode(slot, {begin, std::min(begin + kWindow, length)}, 1, kLoops));
+    kv.upload();
+    return tasks;
+  }
+
+  // A whole prompt, and its attention, its products and its encoding alone, in the same batches.
   void measure_prefill(const std::string& switches, int length, int batch_rows) {
     announce("prefill " + switches + ", " + std::to_string(length) + " tokens, " + std::to_string(batch_rows) + " rows");
     AlgorithmConfig config;
@@ -578,10 +602,20 @@ class StepBench {
     context.stream = stream_;
     context.max_positions = length;
     ForwardPass forward(context);
-    KvCache kv(kv_shape_, allocator_, stream_);
-    const Prefill prefill = make_prefill(kv, kv.open_request(length), config.token_sparse_prefill, length, batch_rows);
+    const bool quantized = config.kv_residual_quantization.enabled;
+    KvCache kv(kv_shape_, allocator_, stream_, KvCacheOptions{quantized, false});
+    const int slot = kv.open_request(length);
+    const Prefill prefill = make_prefill(kv, slot, config.token_sparse_prefill, length, batch_rows);
+    std::vector<EncodeTask> blocks;
+    if (quantized) blocks = whole_blocks(kv, slot, length);
+    GrowableBuffer tasks(allocator_, MemoryCategory::conversion_scratch);
+    const EncodeTask* const uploaded = tasks.upload<EncodeTask>(blocks, stream_);
     DeviceBuffer fault = allocator_.allocate(MemoryCategory::workspace, sizeof(std::uint64_t));
+    LOOPGAUGE_CUDA_CHECK(cudaMemsetAsync(fault.data(), 0xFF, sizeof(std::uint64_t), stream_));
     PinnedArena arena;
+    const auto encode = [&] {
+      residual_encode({kv.view(), uploaded, static_cast<int>(blocks.size()), fault.as<std::uint64_t>(), Fault::none}, stream_);
+    };
     const auto record = [&](const std::string& what, double flops, auto&& work) { add(what, switches, length, batch_rows, timed(5, work), 0, flops); };
     const Timing whole = timed(5, [&] {
       arena.reset();  // every repetition stages the same bytes in the same places
@@ -592,6 +626,7 @@ class StepBench {
         fill_random(input, static_cast<std::size_t>(batch.size()) * model_.hidden, 7, 1.0f, stream_);
         forward.run(batch, kv, nullptr, fault.as<std::uint64_t>(), nullptr);
       }
+      encode();  // at the prompt's end, as `rolling` and `fixed_prompt` do
     });
     add_with_memory("prefill", switches, length, batch_rows, whole, 0, prefill.product_flops + prefill.attention_flops);
 
@@ -634,6 +669,7 @@ class StepBench {
         }
       }
     });
+    if (quantized) record("prefill.encode", 0, encode);
   }
 
   // Attention of the last rows of prompts whose history is encoded but for the last kGroupSize positions, beside the same rows over BF16, layers in turn.

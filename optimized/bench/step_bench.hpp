@@ -42,9 +42,9 @@ struct Ceilings {
 };
 
 // Groups of rows.
-//   step: whole decode steps, captured and launched      prefill: whole prompts, their attention and their products alone
+//   step: whole decode steps, captured and launched      prefill: whole prompts, their attention, products and encoding alone
 //   linear: products of all implementations              attention: the kernels of decode attention, selection and correction
-//   projections: a decode step without attention, and its head alone        encode: sealing one group of positions
+//   projections: a decode step without attention, and its head alone        encode: sealing one group of positions of every request, and whole prompts
 //   prefill_attention: the last rows of prompts over BF16 and over encoded history
 inline constexpr std::array<std::string_view, 7> kBenchGroups{"step", "prefill", "linear", "attention", "projections", "encode", "prefill_attention"};
 
@@ -57,7 +57,7 @@ struct StepBenchOptions {
   std::vector<std::string> what;   // of kBenchGroups
   std::vector<StepShape> steps;    // decode steps, and operations of one
   std::vector<std::string> switches{"t0s0q0", "t1s0q0", "t0s1q0", "t0s0q1", "t1s1q0", "t1s1q1"};  // of decode
-  std::vector<std::string> prefill_switches{"t0s0q0", "t1s0q0"};
+  std::vector<std::string> prefill_switches{"t0s0q0", "t1s0q0", "t1s1q1"};  // with Q the prompt is encoded at its end
   std::vector<int> prompts{2048, 8192, 16384};
   std::vector<int> prefill_rows{256, 2048};   // active rows that prefill batches may hold, at least a window's
   int repeats = 15;

@@ -190,6 +190,27 @@ TEST(BenchTables, AttributeAStepToItsParts) {
   EXPECT_TRUE(std::isnan(all.dequantisation_us)) << "t1s1q0 was not measured";
 }
 
+TEST(BenchTables, AttributeAPromptToItsParts) {
+  BenchReport report;
+  report.runs.resize(2);
+  const auto add = [&](std::int64_t run, const std::string& what, const std::string& setting, double us) {
+    report.rows.push_back({.run = run, .what = what, .setting = setting, .context = 8192, .batch = 2048, .median_us = us});
+  };
+  for (const std::string setting : {"t0s0q0", "t1s1q1"}) {
+    add(1, "prefill", setting, 1000);
+    add(1, "prefill.attention", setting, 300);
+    add(1, "prefill.products", setting, 500);
+  }
+  add(1, "prefill.encode", "t1s1q1", 50);
+  add(0, "prefill.encode", "t0s0q0", 70);  // of another run
+  const std::vector<PrefillAttribution> prompts = attribute_prompts(report);
+  ASSERT_EQ(prompts.size(), 2u);
+  EXPECT_TRUE(std::isnan(prompts[0].encoding_us));
+  EXPECT_DOUBLE_EQ(prompts[0].remainder_us, 200);
+  EXPECT_DOUBLE_EQ(prompts[1].encoding_us, 50);
+  EXPECT_DOUBLE_EQ(prompts[1].remainder_us, 150);
+}
+
 TEST(BenchTables, TellDequantisationFromTheReadersOfBf16) {
   BenchReport report = test::sample_bench();
   for (const BenchRow& row : test::sample_bench().rows) {
