@@ -78,7 +78,7 @@ class Sanitize(unittest.TestCase):
         self.assertNotEqual(self.calls.read_text(), calls)
 
     def test_tools_get_their_options(self):
-        for tool, option in (("racecheck", "--kernel-name kns=_kernel"), ("initcheck", "--check-api-memory-access no")):
+        for tool, option in (("racecheck", "--kernel-name kns=_kernel --force-synchronization-limit 1"), ("initcheck", "--check-api-memory-access no")):
             self.run_script("--select", "*/clean-1", tool=tool)
             self.assertIn(f"--tool {tool} {option} --error-exitcode 99 ", self.calls.read_text())
 
