@@ -60,14 +60,11 @@ bool is_partial(const std::string& name, const std::string& prefix) {
 
 // Removes what killed processes left: temporary files whose lock nobody holds.
 void remove_left_behind(const fs::path& destination) {
-  std::error_code ignored;
-  const std::string prefix = partial_prefix(destination);
-  for (const fs::directory_entry& entry : fs::directory_iterator(folder_of(destination), ignored)) {
-    if (!is_partial(entry.path().filename().string(), prefix)) continue;
-    const int descriptor = ::open(entry.path().c_str(), O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+  for (const fs::path& partial : partial_paths(destination)) {
+    const int descriptor = ::open(partial.c_str(), O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (descriptor < 0) continue;
     struct stat status {};
-    if (::fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode) && lock(descriptor)) ::unlink(entry.path().c_str());
+    if (::fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode) && lock(descriptor)) ::unlink(partial.c_str());
     ::close(descriptor);
   }
 }
@@ -82,6 +79,21 @@ void rename_without_replacing(const fs::path& from, const fs::path& to) {
 }
 
 }  // namespace
+
+fs::path new_partial_path(const fs::path& destination) {
+  static std::atomic<unsigned> counter{0};
+  return folder_of(destination) / (partial_prefix(destination) + std::to_string(::getpid()) + "-" + std::to_string(counter++));
+}
+
+std::vector<fs::path> partial_paths(const fs::path& destination) {
+  std::error_code ignored;
+  std::vector<fs::path> paths;
+  const std::string prefix = partial_prefix(destination);
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder_of(destination), ignored)) {
+    if (is_partial(entry.path().filename().string(), prefix)) paths.push_back(entry.path());
+  }
+  return paths;
+}
 
 AtomicOutput::AtomicOutput(fs::path destination, IfExists if_exists) : destination_(std::move(destination)), if_exists_(if_exists) {
   std::error_code ignored;
@@ -101,9 +113,8 @@ AtomicOutput::AtomicOutput(fs::path destination, IfExists if_exists) : destinati
   if (!fs::is_directory(folder, ignored))
     throw FileError(folder.string() + ": is not a folder; create it before writing " + destination_.string());
   remove_left_behind(destination_);
-  static std::atomic<unsigned> counter{0};
   for (;;) {
-    temporary_ = folder / (partial_prefix(destination_) + std::to_string(::getpid()) + "-" + std::to_string(counter++));
+    temporary_ = new_partial_path(destination_);
     descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (descriptor_ < 0 && errno == EEXIST) continue;  // of another process with this number, on a file system without locks or of several hosts
     if (descriptor_ < 0) throw FileError(destination_.string() + ": its folder does not accept new files: " + reason(errno));

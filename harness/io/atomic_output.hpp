@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <string_view>
+#include <vector>
 
 namespace loopgauge::harness {
 
@@ -34,6 +35,11 @@ class AtomicOutput {
   IfExists if_exists_;
   bool committed_ = false;
 };
+
+// Names beside `destination` of what is not finished yet, `.<name>.partial-<process>-<number>`: another one with every call, and those that are there, of
+// whatever process.
+std::filesystem::path new_partial_path(const std::filesystem::path& destination);
+std::vector<std::filesystem::path> partial_paths(const std::filesystem::path& destination);
 
 // `text` as the whole content of `destination`, atomically.
 void write_text_file(const std::filesystem::path& destination, std::string_view text, IfExists if_exists = IfExists::replace);

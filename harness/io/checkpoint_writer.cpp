@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "harness/io/checkpoint_writer.hpp"
 
+#include <fcntl.h>
 #include <stdio.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <bit>
+#include <cerrno>
+#include <cstring>
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -152,16 +157,14 @@ class PendingFolder {
     refuse_unless_replaceable();
     const fs::path parent = destination_.has_parent_path() ? destination_.parent_path() : fs::path(".");
     if (!fs::is_directory(parent, error)) throw FileError(parent.string() + ": no such directory; create it first");
-    temporary_ = parent / ("." + destination_.filename().string() + ".partial-" + std::to_string(::getpid()));
-    fs::remove_all(temporary_, error);  // left by a killed process that had this id
-    if (!fs::create_directory(temporary_, error)) {
-      const fs::path attempted = std::exchange(temporary_, fs::path());
-      throw FileError(attempted.string() + ": cannot be created (" + error.message() + ")");
+    remove_left_behind();
+    while (!make_temporary()) {
     }
   }
   ~PendingFolder() {
     std::error_code ignored;
     if (!temporary_.empty()) fs::remove_all(temporary_, ignored);
+    ::close(descriptor_);
   }
   PendingFolder(const PendingFolder&) = delete;
   PendingFolder& operator=(const PendingFolder&) = delete;
@@ -172,6 +175,11 @@ class PendingFolder {
     refuse_unless_replaceable();
     std::error_code error;
     fs::path old;
+    // Both are there at any moment, where the file system can exchange them.
+    if (fs::exists(destination_, error) && ::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, destination_.c_str(), RENAME_EXCHANGE) == 0) {
+      fs::remove_all(std::exchange(temporary_, fs::path()), error);
+      return;
+    }
     if (fs::exists(destination_, error) && !fs::is_empty(destination_, error)) {
       old = temporary_.string() + "-replaced";
       fs::rename(destination_, old, error);
@@ -188,6 +196,38 @@ class PendingFolder {
   }
 
  private:
+  // What killed processes left: folders whose lock (flock) nobody holds.
+  void remove_left_behind() const {
+    for (const fs::path& partial : partial_paths(destination_)) {
+      const int descriptor = ::open(partial.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+      if (descriptor < 0) continue;
+      std::error_code ignored;
+      if (::flock(descriptor, LOCK_EX | LOCK_NB) == 0) fs::remove_all(partial, ignored);
+      ::close(descriptor);
+    }
+  }
+
+  // False when the name was taken, or another process took the folder for one that was left behind before it was locked.
+  bool make_temporary() {
+    temporary_ = new_partial_path(destination_);
+    if (::mkdir(temporary_.c_str(), 0777) != 0) {
+      if (errno == EEXIST) return false;
+      throw FileError(destination_.string() + ": its folder does not accept new ones: " + std::strerror(errno));
+    }
+    descriptor_ = ::open(temporary_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (descriptor_ < 0) {
+      if (errno == ENOENT) return false;
+      const int error = errno;
+      ::rmdir(temporary_.c_str());
+      throw FileError(destination_.string() + ": cannot be created: " + std::strerror(error));
+    }
+    ::flock(descriptor_, LOCK_EX | LOCK_NB);
+    struct stat locked {}, there {};
+    if (::fstat(descriptor_, &locked) == 0 && ::lstat(temporary_.c_str(), &there) == 0 && locked.st_ino == there.st_ino) return true;
+    ::close(descriptor_);
+    return false;
+  }
+
   void refuse_unless_replaceable() const {
     std::error_code error;
     if (!fs::exists(destination_, error)) return;
@@ -209,6 +249,7 @@ class PendingFolder {
 
   fs::path destination_;
   fs::path temporary_;
+  int descriptor_ = -1;  // of the temporary folder, locked
   IfExists if_exists_;
 };
 

@@ -30,6 +30,7 @@ struct CheckpointWriteOptions {
 
 // The folder appears under its name when it is complete. Throws FileError when the parent is missing, when the disk is too small or a write
 // fails, and when the folder exists with content: `replace` replaces a checkpoint, but never a folder that holds anything else.
+// What a killed process left, `.<folder>.partial-<process>-<number>`, is removed by the next that writes the same folder.
 void write_checkpoint(const std::filesystem::path& folder, const ModelConfig& config, const TensorValues& values,
                       const CheckpointWriteOptions& options);
 

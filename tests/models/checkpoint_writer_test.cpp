@@ -3,13 +3,18 @@
 #include "harness/io/checkpoint_writer.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
+#include <csignal>
+#include <iterator>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "models/philox.hpp"
@@ -160,6 +165,34 @@ TEST_F(CheckpointWriterTest, FailureLeavesNothing) {
   refuse([&] { write_checkpoint(target(), small_config(), failing, {}); }, "stop");
   refuse([&] { write(target("absent") / "model"); }, "no such directory");
   expect_only({});
+}
+
+TEST_F(CheckpointWriterTest, WhatAKilledProcessLeftGoesWithTheNextWriting) {
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) write_checkpoint(target(), small_config(), [](const TensorSpec&, std::int64_t, std::span<Bfloat16Bits>) { ::raise(SIGKILL); }, {});
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFSIGNALED(status));
+  ASSERT_EQ(std::distance(fs::directory_iterator(folder.path()), {}), 1);
+  // While one is being written another is, to the same folder and to one beside it.
+  bool nested = false;
+  CheckpointWriteOptions replace;
+  replace.if_exists = IfExists::replace;
+  const TensorValues values = synthetic_values(small_config(), {});
+  write_checkpoint(
+      target(), small_config(),
+      [&](const TensorSpec& tensor, std::int64_t first, std::span<Bfloat16Bits> out) {
+        if (!std::exchange(nested, true)) {
+          write(target("beside"));
+          write(target());
+          write(target(), replace);
+        }
+        values(tensor, first, out);
+      },
+      replace);
+  expect_only({"beside", "model"});
+  EXPECT_EQ(weights_of(load_checkpoint(target())), weights_of(load_checkpoint(target("beside"))));
 }
 
 TEST_F(CheckpointWriterTest, RefusesMoreThanTheDiskHolds) {
