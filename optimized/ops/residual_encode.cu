@@ -200,29 +200,42 @@ struct EncodeTile {
   }
 
   __device__ __forceinline__ void encode_k_group(int stream, int base, int rows) const {
+    // The rows are on their way while their predecessors are put together.
+    uint4 loaded[kRows];
     float values[kRows][kValues];
 #pragma unroll
     for (int j = 0; j < kRows; ++j) {
+      const int row = slot() + j * kSlots;
+      loaded[j] = row < rows ? load(shared.source[row], KvTensor::k, shared.position[row]) : make_uint4(0, 0, 0, 0);
 #pragma unroll
       for (int k = 0; k < kValues; ++k) values[j][k] = 0.0f;
     }
-    // The predecessors first, for all rows a stream at a time: most have the parameters of the row before.
-    for (int s = 1; s < stream; ++s) {
+    // For all rows a stream at a time: most have the parameters of the row before.
+#pragma unroll
+    for (int s = 1; s < kLoops; ++s) {
+      if (s >= stream) break;
+      int compact[kRows];
+      std::uint32_t words[kRows];
+#pragma unroll
+      for (int j = 0; j < kRows; ++j) {
+        const int row = slot() + j * kSlots;
+        compact[j] = row < rows ? shared.earlier[s - 1][row] : -1;
+        words[j] = compact[j] < 0 ? 0 : *codes(s, compact[j]);
+      }
       int group = -1;
       float2 of_group[kValues];
 #pragma unroll
       for (int j = 0; j < kRows; ++j) {
-        const int row = slot() + j * kSlots, compact = row < rows ? shared.earlier[s - 1][row] : -1;
-        if (compact < 0) continue;
-        if (compact / kGroupSize != group) {
-          group = compact / kGroupSize;
-          const auto* const words = reinterpret_cast<const uint4*>(parameters(s, static_cast<std::size_t>(group) * kHeadDim + channel()));
-          const uint4 low = words[0], high = words[1];
-          const std::uint32_t all[kValues] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+        if (compact[j] < 0) continue;
+        if (compact[j] / kGroupSize != group) {
+          group = compact[j] / kGroupSize;
+          const auto* const all = reinterpret_cast<const uint4*>(parameters(s, static_cast<std::size_t>(group) * kHeadDim + channel()));
+          const uint4 low = all[0], high = all[1];
+          const std::uint32_t each[kValues] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
-          for (int k = 0; k < kValues; ++k) of_group[k] = minimum_and_scale(all[k]);
+          for (int k = 0; k < kValues; ++k) of_group[k] = minimum_and_scale(each[k]);
         }
-        add_decoded(values[j], *codes(s, compact), of_group, s == 1);
+        add_decoded(values[j], words[j], of_group, s == 1);
       }
     }
     Extremes extremes[kValues];
@@ -231,10 +244,9 @@ struct EncodeTile {
     for (int j = 0; j < kRows; ++j) {
       const int row = slot() + j * kSlots;
       if (row >= rows) continue;
-      const int position = shared.position[row];
       float x[kValues];
-      widen(load(shared.source[row], KvTensor::k, position), x);
-      if (fault == Fault::unreconstructed_predecessor && stream > 1) widen(load(shared.unreconstructed[row], KvTensor::k, position), values[j]);
+      widen(loaded[j], x);
+      if (fault == Fault::unreconstructed_predecessor && stream > 1) widen(load(shared.unreconstructed[row], KvTensor::k, shared.position[row]), values[j]);
 #pragma unroll
       for (int k = 0; k < kValues; ++k) {
         values[j][k] = stream == 1 ? x[k] : __fsub_rn(x[k], values[j][k]);
