@@ -121,7 +121,8 @@ int main(int argc, char** argv) {
   try {
     const int exit_code = run(argc, argv);
     // Some verbs print through the C library, whose failures the stream does not see.
-    if (!std::cout.flush() || std::fflush(stdout) != 0 || std::ferror(stdout)) return fail(exit_code_of(ErrorKind::input), "standard output could not be written; the result is incomplete");
+    if (!std::cout.flush() || std::fflush(stdout) != 0 || std::ferror(stdout))
+      return fail(exit_code_of(ErrorKind::input), "standard output could not be written; the result is incomplete");
     return exit_code;
   } catch (const loopgauge::harness::Interrupted& interruption) {
     return fail(128 + interruption.signal, "interrupted");

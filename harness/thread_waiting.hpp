@@ -11,8 +11,8 @@ namespace loopgauge::harness {
 // Returns when nothing is to be done or when the program cannot be started again.
 void limit_thread_spinning(char** argv);
 
-// Where OMP_NUM_THREADS asks for more threads than could be of use (four for each processor, 256 at least), the executors use that many: the OpenMP runtime ends the
-// process, or crashes, where the system does not give it all.
+// Where OMP_NUM_THREADS asks for more threads than could be of use (four for each processor, 256 at least), the executors use that many: the OpenMP
+// runtime ends the process, or crashes, where the system does not give it all.
 void limit_threads();
 
 }  // namespace loopgauge::harness

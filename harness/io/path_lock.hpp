@@ -12,8 +12,9 @@ namespace loopgauge::harness {
 // ends: a file that a killed one left keeps nobody out and is taken over. Where the file system has no such locks nobody is kept out.
 class PathLock {
  public:
-  // `holder`: this process in one line, for the message of whoever comes second. `subject` begins messages ("--socket PATH", the path), `busy` says what another
-  // holder means and what to do. Throws FileError `<subject>: <busy> (<holder>)` where another process has it, and where the file cannot be made or is no lock.
+  // `holder`: this process in one line, for the message of whoever comes second. `subject` begins messages ("--socket PATH", the path), `busy` says what
+  // another holder means and what to do. Throws FileError `<subject>: <busy> (<holder>)` where another process has it, and where the file cannot be made
+  // or is no lock.
   PathLock(const std::filesystem::path& path, std::string_view holder, std::string_view subject, std::string_view busy);
   ~PathLock();
   PathLock(const PathLock&) = delete;

@@ -3,7 +3,8 @@
 """Runs the commands that README and the guides print, as a reader would: in a clone, with `loopgauge` on PATH.
 
     run_commands.py --source DIR --program FILE run DOCUMENT...   the blocks fenced as sh, command by command, each document in a folder of its own
-    run_commands.py --source DIR --program FILE inline            every `loopgauge ...` in the running text of any document: the verb and its flags exist
+    run_commands.py --source DIR --program FILE inline            every `loopgauge ...` in the running text of any document, and in the help
+                                                                of any subcommand: the verb and its flags exist
 
 A block begins with ```sh and may say more: `sh gpu` runs where `loopgauge doctor --executor optimized` finds a device and is listed as not run elsewhere; `sh build` prepares
 the program and is only checked for naming what exists. A comment `exits with N` after a command is its expected exit status, 0 without one.
@@ -113,27 +114,47 @@ def help_of(verbs):
     return result.stdout
 
 
+def subcommands(verbs):
+    after = help_of(verbs).split("ubcommands:", 1)
+    return re.findall(r"^  (\w+) ", after[1].split("\n\n", 1)[0], re.MULTILINE) if len(after) > 1 else []
+
+
+def check_command(where, command):
+    """The verb, its subcommand and every flag of a `loopgauge ...` exist; arguments are not judged."""
+    words = shlex.split(command)[1:]
+    assert words[0] in subcommands(()), f"{where}: `{command}`: no such subcommand"
+    verbs = tuple(words[:2]) if len(words) > 1 and words[1] in subcommands((words[0],)) else (words[0],)
+    for word in words:
+        if word.startswith("-"):
+            flag = word.split("=")[0]
+            assert re.search(rf"(?<![\w-]){re.escape(flag)}(?![\w-])", help_of(verbs)), f"{where}: `{command}`: {' '.join(verbs)} has no {flag}"
+
+
+def check_help():
+    """The examples that the help of every subcommand ends with: text after several blanks is said about them."""
+    verbs = [(top,) for top in subcommands(())]
+    verbs += [top + (sub,) for top in verbs for sub in subcommands(top)]
+    commands = [(" ".join(("loopgauge",) + verb + ("--help",)), command) for verb in verbs
+                for line in re.findall(r"^  (loopgauge .*)$", help_of(verb), re.MULTILINE)
+                for command in re.split(r" (?:&&|>) ", re.split("  +", line)[0]) if command.startswith("loopgauge ")]
+    for where, command in commands:
+        check_command(where, command)
+    return len(commands)
+
+
 def check_inline():
-    top = re.findall(r"^  (\w+) ", help_of(()).split("ubcommands:", 1)[1], re.MULTILINE)
     checked = 0
     for document in documents():
         text = text_of(document)
         for line in text.splitlines():
             assert not re.match(r"    \s*(loopgauge|\.ci/|cmake|ctest) ", line), f"{document}: fence this command as sh, so that it is run: {line.strip()}"
         for command in re.findall(r"`(loopgauge [a-z][^`]*)`", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)):
-            words = shlex.split(command)[1:]
-            assert words[0] in top, f"{document}: `{command}`: no such subcommand"
-            # A word after the verb that has a help of its own is a subcommand; arguments are not judged.
-            verbs = tuple(words[:2]) if len(words) > 1 and words[1].isalnum() and re.search(rf"^  {re.escape(words[1])} ", help_of((words[0],)), re.MULTILINE) else (words[0],)
-            for word in words:
-                if word.startswith("-"):
-                    flag = word.split("=")[0]
-                    assert re.search(rf"(?<![\w-]){re.escape(flag)}(?![\w-])", help_of(verbs)), f"{document}: `{command}`: {' '.join(verbs)} has no {flag}"
+            check_command(document, command)
             checked += 1
     assert checked > 20, checked
     fenced = sorted(document for document in documents() if any(True for _ in blocks(document)))
     assert fenced == sorted(OPTIONS.documents), f"documents with commands: {fenced}; tests run: {sorted(OPTIONS.documents)}"
-    print(f"{checked} commands in running text, {len(fenced)} documents with commands that are run")
+    print(f"{checked} commands in running text, {check_help()} in help texts, {len(fenced)} documents with commands that are run")
 
 
 def main():

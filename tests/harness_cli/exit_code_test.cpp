@@ -127,7 +127,8 @@ TEST(ExitCode, EmptyValues) {
   const std::string in_case = "serial/t0s0q0/seven", empty = ": the value is empty";
   for (const char* flag : {"--checkpoint", "--dump", "--mutant", "--trace", "--config", "--decisions", "--handoff-transport", "--fail"})
     expect_usage({"run", in_case, flag, ""}, flag + empty);
-  for (const char* flag : {"--report", "--set", "--mutant", "--filter", "--checkpoint"}) expect_usage({"sweep", "--executor", "reference", flag, ""}, flag + empty);
+  for (const char* flag : {"--report", "--set", "--mutant", "--filter", "--checkpoint"})
+    expect_usage({"sweep", "--executor", "reference", flag, ""}, flag + empty);
   for (const char* flag : {"--html", "--junit"}) expect_usage({"report", "a.h5", flag, ""}, flag + empty);
   expect_usage({"report", ""}, "file" + empty);
   expect_usage({"gate", "a.h5", "--baseline", ""}, "--baseline" + empty);
@@ -179,7 +180,8 @@ TEST(ExitCode, NoInputAndNoOtherFileIsReplaced) {
   fs::copy_file(kTraces / "seven.h5", trace);
   write_file(text, "It was a dark and stormy night.");
   ASSERT_EQ(run_program({"pd", "export", "serial/t0s0q0/seven", "-o", archive}).exit_code, 0);
-  const std::map<std::string, std::string> before{{dump, read_file(dump)}, {text, read_file(text)}, {trace, read_file(trace)}, {archive, read_file(archive)}};
+  std::map<std::string, std::string> before;
+  for (const std::string& path : {dump, text, trace, archive}) before[path] = read_file(path);
 
   expect_usage({"run", "serial/t1s0q0/seven", "--decisions", dump, "--dump", dump}, "is the file that --decisions names: it would be lost");
   expect_usage({"explain", "serial/t1s0q0/seven", "--mutant", "swapped_norms", "--trace", trace, "--minimize", trace}, "is the trace of the case: it would be lost");

@@ -37,9 +37,10 @@ TEST(Help, EveryVerbMentionsItsFlagsAndGivesExamples) {
 
 // What has no examples of its own shows those of the program, which are about something else.
 TEST(Help, SubcommandsOfVerbsHaveTheirOwnExamples) {
-  const std::vector<std::vector<std::string>> commands{{"report", "merge"}, {"trace", "record"}, {"trace", "info"}, {"trace", "validate"}, {"model"}, {"model", "info"},
-                                                       {"model", "synth"}, {"pd", "serve"}, {"pd", "send"}, {"pd", "export"}, {"pd", "import"}, {"pd", "info"},
-                                                       {"pd", "compare"}, {"bench", "ops"}, {"bench", "step"}, {"bench", "prefill"}, {"bench", "peers"}, {"bench", "e2e"}};
+  const std::vector<std::vector<std::string>> commands{
+      {"report", "merge"}, {"trace", "record"}, {"trace", "info"}, {"trace", "validate"}, {"model"},          {"model", "info"},
+      {"model", "synth"},  {"pd", "serve"},     {"pd", "send"},    {"pd", "export"},      {"pd", "import"},   {"pd", "info"},
+      {"pd", "compare"},   {"bench", "ops"},    {"bench", "step"}, {"bench", "prefill"},  {"bench", "peers"}, {"bench", "e2e"}};
   for (std::vector<std::string> command : commands) {
     std::string line = "loopgauge";
     for (const std::string& word : command) line += " " + word;
