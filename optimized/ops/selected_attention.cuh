@@ -668,9 +668,10 @@ struct ChainReader {
       for (unsigned u = 0; u < kLaneRows; ++u) {
         float values[8];
         read_bf16(kV, min(row_of(first, u), count - 1), values);
-        const float p = row_of(first, u) < count ? scratch.bf16.weights[row_of(first, u)] : 0.0f;
+        const bool present = row_of(first, u) < count;  // a value that is not finite must not meet a weight of zero that no key has
+        const float p = present ? scratch.bf16.weights[row_of(first, u)] : 0.0f;
 #pragma unroll
-        for (int c = 0; c < 8; ++c) output[c] = __fmaf_rn(p, values[c], output[c]);
+        for (int c = 0; c < 8; ++c) output[c] = __fmaf_rn(p, present ? values[c] : 0.0f, output[c]);
       }
     }
   }

@@ -320,6 +320,37 @@ TEST(SparseCorrectionDevice, BitsDoNotDependOnHowManyCtasShareARow) {
   }
 }
 
+// The last of so many keys has an infinite value in one channel: no place of a block without a key may multiply that by zero.
+TEST(SparseCorrectionDevice, AnInfiniteValueIsNoNaN) {
+  LOOPGAUGE_REQUIRE_DEVICE();
+  constexpr int kPosition = 50, kChannel = 5;
+  for (const int head_dim : {64, 128}) {
+    History history({.head_dim = head_dim, .positions = kPosition + 1, .dense = true});
+    const optimized::KvShape shape = history.kv_shape();
+    const auto width = static_cast<std::size_t>(history.model().projection_width());
+    std::mt19937 generator(57);
+    optimized::ReferenceStore store(shape, 1, kPosition + 1, history.allocator());
+    const Batch batch{{{history.request(), kPosition, 3, 0, 0}}, random_rows(generator, width)};
+    for (int count = kPosition; count > 0; --count) {  // keys 0..count - 1; values of later ones stay infinite
+      RowState state = random_state(history, kPosition, kBasisPoints, generator);
+      for (int head = 0; head < shape.heads; ++head) {
+        state.heads[static_cast<std::size_t>(head)].keys.resize(static_cast<std::size_t>(count));
+        const std::size_t element = optimized::page_row_offset(shape, kLayer, optimized::KvTensor::v, head, count - 1) + kChannel;
+        const std::uint16_t infinity = 0x7F80;
+        LOOPGAUGE_CUDA_CHECK(cudaMemcpy(reinterpret_cast<std::uint16_t*>(history.cache().pages(history.request())[0].bf16[2]) + element, &infinity, 2,
+                                        cudaMemcpyHostToDevice));
+      }
+      upload(shape, store.view(), 0, state, kPosition);
+      const auto output = run(history, store.view(), batch, kPosition + 1, Fault::none, false);
+      for (std::size_t i = 0; i < width; ++i) {
+        const bool infinite = i % static_cast<std::size_t>(head_dim) == kChannel;
+        ASSERT_EQ(output[i] == 0x7F80, infinite) << count << " keys, channel " << i << ", bits " << output[i];
+        ASSERT_FALSE(std::isnan(to_float(output[i]))) << count << " keys, channel " << i;
+      }
+    }
+  }
+}
+
 TEST(SparseCorrectionDevice, PlantedFaultsShow) {
   LOOPGAUGE_REQUIRE_DEVICE();
   History history({.positions = 300, .prompt = 200});
