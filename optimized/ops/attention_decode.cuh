@@ -45,7 +45,7 @@ std::size_t attention_decode_workspace_bytes(const KvShape& shape, int row_count
 //   what those nearest codes leave times the probability in FP32. One rounding to BF16.
 // Determinism: partial results, splits of 256 positions and chains of splits at absolute multiples, combined ascending (dense_attention.cuh); a
 //   row's bits do not depend on the other rows of the batch, their order, max_length or where pages lie.
-// Launch: one kernel, (heads, CTAs of a row and head, rows) CTAs of 320 threads, 256 where rows may be encoded; as many CTAs as the device
+// Launch: one kernel, (heads, CTAs of a row and head, rows) CTAs of 288 threads, 256 where rows may be encoded; as many CTAs as the device
 //   holds, of those of a (row, head) the last to arrive combines. The next kernel may begin once all keys are requested
 //   (programmatic_launch.cuh).
 // Traffic: K and V rows of the logical plane once: 4 * head_dim bytes a BF16 key, head_dim bytes a stream row plus parameters.

@@ -6,9 +6,10 @@
 // splits of one residue modulo kChains ascending into a chain, the chains ascending. So neither the number of CTAs of a (row, head), nor the batch,
 // nor the length of the grid reaches a bit of the result.
 //
-// Without encoded rows one producer warp keeps tiles of eight consumers in flight with bulk copies, a ring of stages for each, and one more warp
-// combines. Where rows may be encoded a stage needs more addresses than one warp finds in time, and a page more arithmetic than eight warps a
-// multiprocessor hide: every warp fetches its own stages with asynchronous copies, two groups of four have a split each, and they combine in turn.
+// A consumer warp fetches its own stages, with asynchronous copies of 16 bytes: rows of one page may lie in the planes of several loops, and a stage of
+// encoded rows needs more addresses than a producer for all finds in time. Without encoded rows eight consumers have a granule each of every split, and
+// one more warp combines. Where rows may be encoded a page has more arithmetic than eight warps a multiprocessor hide: two groups of four have a split
+// each, a warp a page, and combine in turn.
 //
 // Encoded rows are multiplied as integers. The codes of a row are unsigned bytes of mma.sync operand A; the other operand holds the digits
 // to base 256 of a fixed-point number, q * scale (K, four signed digits) or probability * scale (V, four unsigned digits), one digit a
@@ -70,9 +71,9 @@ inline std::size_t chain_bytes(const KvShape& shape, int row_count) {
 // How a launch is cut. Nothing here reaches a result.
 template <int kHeadDim, bool kPacked>
 struct Layout {
-  static constexpr int kConsumers = 8;  // warps; then, without encoded rows, the producer and the warp that combines
+  static constexpr int kConsumers = 8;  // warps; then, without encoded rows, one that combines
   static constexpr int kGroups = kPacked ? kConsumers / kSplitPages : 1;  // of consumers, each of which has a split of its own
-  static constexpr int kThreads = 32 * (kConsumers + (kPacked ? 0 : 2));
+  static constexpr int kThreads = 32 * (kConsumers + (kPacked ? 0 : 1));
   static constexpr int kBlocksPerSm = 2;
   static constexpr int kSlots = 2;  // stages of a ring; of BF16 rows K is there before q, and a CTA fits beside one of decode_projections
   static constexpr int kPayloadBytes = kPageTokens * kHeadDim / 2;
@@ -114,6 +115,24 @@ __device__ __forceinline__ float warp_sum(float value) {
 // What exponents are taken against: keys whose logits are all -infinity (or NaN) weigh zero (or NaN), and never NaN by -infinity - -infinity.
 __device__ __forceinline__ float finite_reference(float maximum) { return maximum == minus_infinity() ? 0.0f : maximum; }
 
+// --- asynchronous copies ---
+
+template <int kBytes>
+__device__ __forceinline__ void copy_async(std::uint32_t target, const void* source) {
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(source) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(target), "l"(source), "n"(kBytes) : "memory");
+  }
+}
+__device__ __forceinline__ std::uint64_t shuffle(std::uint64_t value, int lane) { return __shfl_sync(~0u, value, lane); }
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Of the lane's groups all but the last kGroups are there.
+template <int kGroups>
+__device__ __forceinline__ void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
+}
+
 // --- shared memory ---
 
 struct alignas(16) StageHeader {  // of a stage of encoded rows of a page, by place
@@ -141,11 +160,6 @@ struct PageScratch {
   StageHeader headers[2];          // by slot
 };
 struct Nothing {};
-template <class L>
-struct RingBarriers {
-  std::uint64_t full[L::kConsumers][L::kSlots], empty[L::kConsumers][L::kSlots];
-};
-
 template <int kHeadDim, bool kPacked>
 struct Shared {
   using L = Layout<kHeadDim, kPacked>;
@@ -155,39 +169,7 @@ struct Shared {
   float2 partial_statistics[2][L::kPartials];
   float2 chain_statistics[kChains];
   std::uint64_t partials_full[2], partials_empty[2];
-  std::conditional_t<kPacked, Nothing, RingBarriers<L>> ring;
   std::conditional_t<kPacked, PageScratch<kHeadDim>, Nothing> scratch[L::kConsumers];
-};
-
-// One side of the ring of a consumer warp that a producer fills.
-template <class L>
-struct Ring {
-  unsigned char (*slots)[L::kSlotBytes];
-  std::uint64_t *full, *empty;
-  int slot = 0;
-  std::uint32_t phase = 0;
-
-  __device__ __forceinline__ void advance() {
-    if (++slot == L::kSlots) {
-      slot = 0;
-      phase ^= 1;
-    }
-  }
-  // Producer lane: waits until the consumer has left the slot.
-  __device__ __forceinline__ unsigned char* claim() {
-    barrier_wait(&empty[slot], phase ^ 1);
-    return slots[slot];
-  }
-  // Consumer warp.
-  __device__ __forceinline__ const unsigned char* acquire() {
-    barrier_wait(&full[slot], phase);
-    return slots[slot];
-  }
-  __device__ __forceinline__ void release(int lane) {
-    __syncwarp();
-    if (lane == 0) barrier_arrive(&empty[slot]);  // its bytes are written by bulk copies
-    advance();
-  }
 };
 
 // --- which rows a query reads where ---
@@ -242,90 +224,95 @@ __device__ __forceinline__ RowRange bf16_rows(const Query& query, int split, int
   return {min(max(encoded - first, 0), kGranuleRows), min(max(query.position + 1 - first, 0), kGranuleRows)};
 }
 
-// --- producer: one lane a consumer warp ---
+// --- BF16 rows by asynchronous copies of a warp ---
 
-// The loops stay loops: what the producer costs is the size of its code, not its speed.
-template <class L, int kHeadDim>
-__device__ __forceinline__ void produce_granule(const Query& query, Ring<L>& ring, int split, int granule, RowRange rows, int pass = 0, int end_pass = 4) {
-  constexpr int kRowBytes = kHeadDim * 2;
-  const int first_position = split * kSplitTokens + granule * kGranuleRows;
-  const int in_page = granule % 2 * kGranuleRows;  // first row
-  const PageTableEntry& entry = query.pages[first_position / kPageTokens];
-  const ActivityMap& map = query.maps[first_position / kPageTokens];
-  const int own = query.position - first_position;
-  const std::uint32_t own_row = own >= 0 && own < kGranuleRows ? 1u << own : 0u;
-#pragma unroll 1
-  for (; pass < end_pass; ++pass) {  // K, K, V, V
-    const RowRange stage = rows.stage(pass % 2);
-    if (stage.empty()) continue;
-    const std::size_t tile = page_tile_offset(query.shape, query.layer, pass < 2 ? KvTensor::k : KvTensor::v, query.head) * 2;
-    unsigned char* target = ring.claim();
-    std::uint64_t* full = &ring.full[ring.slot];
-    barrier_arrive_expecting(full, (stage.end - stage.begin) * kRowBytes);
-    const int base = pass % 2 * kStageRows;
-    std::uint32_t remaining = (stage.end == kGranuleRows ? ~0u : (1u << stage.end) - 1) & (~0u << stage.begin);
-#pragma unroll 1
-    for (int plane = query.loop; remaining != 0; --plane) {  // the rows whose logical version lies in `plane`, deepest first
-      std::uint32_t held = plane == 1 ? remaining : remaining & static_cast<std::uint32_t>(map.active[plane - 1] >> in_page);
-      if (plane > query.history_loop()) held &= own_row;
-      remaining &= ~held;
-      if (held == 0) continue;
-      const unsigned char* source = reinterpret_cast<const unsigned char*>(entry.bf16[plane - 1]) + tile + in_page * kRowBytes;
-      do {  // runs of consecutive rows
-        const int first = __ffs(static_cast<int>(held)) - 1;
-        const int count = __ffs(static_cast<int>(~(held >> first))) - 1;  // a stage holds 16 rows, so that a zero follows
-        bulk_copy(target + (first - base) * kRowBytes, source + first * kRowBytes, count * kRowBytes, full);
-        held &= ~(((1u << count) - 1) << first);
-      } while (held != 0);
-    }
-    ring.advance();
+// K of row `lane` of a granule, where its logical version lies.
+template <int kHeadDim>
+__device__ __forceinline__ const unsigned char* granule_row_source(const Query& query, int first_position, int lane) {
+  const int page = first_position / kPageTokens, row = first_position % kPageTokens + lane;
+  const ActivityMap& map = query.maps[page];
+  const bool own = first_position + lane == query.position;
+  int plane = 1;
+#pragma unroll
+  for (int deeper = 2; deeper <= kLoops; ++deeper) {
+    const bool counts = deeper <= query.history_loop() || (own && deeper <= query.loop);
+    if (counts && (map.active[deeper - 1] >> row & 1u) != 0) plane = deeper;
+  }
+  return reinterpret_cast<const unsigned char*>(query.pages[page].bf16[plane - 1]) +
+         (page_tile_offset(query.shape, query.layer, KvTensor::k, query.head) + row * kHeadDim) * 2;
+}
+// Rows `copied` of a granule, all of one stage; the lane brings the source of row `lane`.
+template <int kHeadDim>
+__device__ __forceinline__ void copy_stage(unsigned char* target, const unsigned char* row, int stage, RowRange copied, int lane) {
+  constexpr int kRowLanes = kHeadDim / 8, kStepRows = 32 / kRowLanes;
+  const std::uint32_t lane_target = shared_address(target) + lane * 16;
+#pragma unroll
+  for (int i = 0; i < kStageRows / kStepRows; ++i) {
+    const int of_granule = stage * kStageRows + i * kStepRows + lane / kRowLanes;
+    const auto* source = reinterpret_cast<const unsigned char*>(shuffle(reinterpret_cast<std::uint64_t>(row), of_granule)) + lane % kRowLanes * 16;
+    if (of_granule >= copied.begin && of_granule < copied.end) copy_async<16>(lane_target + i * 512, source);
   }
 }
+// From a row's K to its V, in bytes.
+__device__ __forceinline__ std::size_t tensor_distance(const KvShape& shape) {
+  return page_tile_offset(shape, 0, KvTensor::v, 0) * 2;
+}
 
-// Waits for the kernel in front, all lanes, before it reads positions from `first_written` on.
+// --- the ring of a warp where all rows are BF16 ---
+
+// The stages of one granule of every split of a CTA: K, K, V, V. A slot that is left is filled with the stage kSlots further on.
 template <class L, int kHeadDim>
-__device__ __forceinline__ void produce(const Query& query, Shared<kHeadDim, false>& shared, SplitCursor cursor, int first_written, int lane) {
-  static_assert(L::kConsumers == kGranules);
-  const int consumer = min(lane, L::kConsumers - 1);
-  Ring<L> ring{shared.slots[consumer], shared.ring.full[consumer], shared.ring.empty[consumer]};
-  int pass = 0;
-  // In the first round what fits the rings, of granules that are older than the kernel in front.
-#pragma unroll 1
-  for (bool waited = false; cursor.valid() || !waited;) {
-    const int split = cursor.split();
-    int end_pass = 4;
-    if (!waited) end_pass = cursor.valid() && split * kSplitTokens + (consumer + 1) * kGranuleRows <= first_written ? L::kSlots : 0;
-    if (lane < L::kConsumers && pass < end_pass) {
-      const RowRange rows = bf16_rows<false>(query, split, consumer);
-      if (!rows.empty()) produce_granule<L, kHeadDim>(query, ring, split, consumer, rows, pass, end_pass);
-    }
-    if (!waited) {
-      __syncwarp();
-      wait_for_previous_kernel();
-      waited = true;
-      pass = end_pass;
-      continue;
-    }
+struct GranuleRing {
+  const Query& query;
+  unsigned char (*slots)[L::kSlotBytes];
+  int granule;
+  bool leads;          // lets the next kernel begin, when its own last stage is requested
+  SplitCursor cursor;  // of the next stage to fetch
+  RowRange rows{};     // of its granule; none behind the last
+  int pass = 0, slot = 0;
+  const unsigned char* row = nullptr;  // K of row `lane`
+
+  // The granule at the cursor.
+  __device__ __forceinline__ void locate(int lane) {
     pass = 0;
-    cursor.next();
-    if (const int page = cursor.split() * kSplitPages + consumer / 2; page * kPageTokens <= query.position) {
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(query.pages + page));
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(query.maps + page));
+    rows = cursor.valid() ? bf16_rows<false>(query, cursor.split(), granule) : RowRange{0, 0};
+    if (!rows.empty()) {
+      row = granule_row_source<kHeadDim>(query, cursor.split() * kSplitTokens + granule * kGranuleRows, lane);
+    } else if (leads) {
+      wait_for_previous_kernel();
+      let_next_kernel_begin();  // which requests weights: behind what this warp requested
     }
   }
-}
-
-// --- the ring of a warp that fetches for itself ---
-
-template <int kBytes>
-__device__ __forceinline__ void copy_async(std::uint32_t target, const void* source) {
-  if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(source) : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(target), "l"(source), "n"(kBytes) : "memory");
+  __device__ __forceinline__ void fetch(int lane) {
+    if (!rows.empty()) {
+      const RowRange copied = rows.stage(pass % 2);
+      copy_stage<kHeadDim>(slots[slot], row + (pass < 2 ? 0 : tensor_distance(query.shape)), pass % 2, copied, lane);
+      pass += rows.end > kStageRows ? 1 : 2;  // the first stage of a granule is never empty
+      if (pass == 4) {
+        cursor.next();
+        locate(lane);
+      }
+    }
+    commit_copies();
+    if (++slot == L::kSlots) slot = 0;
   }
-}
-__device__ __forceinline__ std::uint64_t shuffle(std::uint64_t value, int lane) { return __shfl_sync(~0u, value, lane); }
+  __device__ __forceinline__ void fill(int lane) {
+#pragma unroll 1
+    for (int i = 0; i < L::kSlots; ++i) fetch(lane);
+  }
+  // The next stage, while those behind it are under way.
+  __device__ __forceinline__ const unsigned char* acquire() {
+    wait_for_copies<L::kSlots - 1>();
+    __syncwarp();  // what the other lanes have copied
+    return slots[slot];
+  }
+  __device__ __forceinline__ void release(int lane) {
+    __syncwarp();
+    fetch(lane);
+  }
+};
+
+// --- the ring of a warp where rows may be encoded ---
 
 // Where a 16-byte chunk of encoded rows lies in a stage. Rows of 64 bytes: with halves swapped in two of four, so that eight lanes of both readers
 // fall into different banks.
@@ -341,15 +328,18 @@ struct PageRing {
   unsigned char (*slots)[L::kSlotBytes];
   StageHeader* headers;  // by slot
   int page_of_split;
+  const __nv_bfloat16* row_q;
+  __nv_bfloat16* q;    // there with the first stage
   bool leads;          // lets the next kernel begin, when its own last stage is requested; the other group may have a split more
   SplitCursor cursor;  // of the next stage to fetch; at first a split before the first
   int left = 0;        // stages of encoded rows that its page still has
   int source = 0;      // the lane that knows the next of them
   int pass = kPasses;  // then, of its granules
   int slot = 0, ahead = 0;
+  bool waited = false;  // for the kernel in front, which may write BF16 rows and q
   // Stages of encoded rows of four splits, the next first: lanes 8 i..8 i + 7 know the i-th of them, lane % 8 < 4 the K of stream lane % 4 + 1, the others V.
   int described = 3;  // which of them is under way
-  const unsigned char* payload = nullptr;
+  const unsigned char* payload = nullptr;  // then, of a granule, K of row `lane`: no page behind BF16 rows has encoded ones
   const unsigned char* parameters = nullptr;
   StageHeader header{};
 
@@ -379,7 +369,10 @@ struct PageRing {
 #pragma unroll
     for (int i = 0; i < L::kGroups; ++i) cursor.next();
     if (!cursor.valid()) {
-      if (leads) let_next_kernel_begin();  // which requests weights: behind what this warp requested
+      if (leads) {
+        wait_for_previous_kernel();
+        let_next_kernel_begin();  // which requests weights: behind what this warp requested
+      }
       return;
     }
     if (++described == 4) describe(lane);
@@ -416,41 +409,6 @@ struct PageRing {
       for (int place = lane; place < count; place += 32) copy_async<kBytes>(target + L::kPayloadBytes + place * kBytes, from + place * kBytes);
     }
   }
-  // Rows `range` of a granule, all of one stage.
-  __device__ __forceinline__ void fetch_rows(int granule, RowRange range, bool keys, int lane) {
-    constexpr int kRowBytes = kHeadDim * 2, kRowLanes = kRowBytes / 16, kStepRows = 32 / kRowLanes;
-    const int page = cursor.split() * kSplitPages + granule / 2, in_page = granule % 2 * kGranuleRows;
-    const int own_row = query.position - page * kPageTokens - in_page;
-    const PageTableEntry& entry = query.pages[page];
-    const ActivityMap& map = query.maps[page];
-    const std::size_t tile = page_tile_offset(query.shape, query.layer, keys ? KvTensor::k : KvTensor::v, query.head) * 2;
-    const int first = range.begin / kStageRows * kStageRows, lane_row = first + lane / kRowLanes;  // of the granule
-    const std::size_t offset = tile + (in_page + lane_row) * kRowBytes + lane % kRowLanes * 16;
-    // Of the lane's rows, lane_row the lowest bit: which have their logical version in a plane, or in a deeper one.
-    std::uint64_t sources[kLoops];
-    std::uint32_t held[kLoops];
-#pragma unroll
-    for (int plane = 1; plane <= kLoops; ++plane) {
-      sources[plane - 1] = 0;
-      held[plane - 1] = 0;
-      if (plane > query.loop) continue;
-      sources[plane - 1] = entry.bf16[plane - 1] + offset;
-      held[plane - 1] = static_cast<std::uint32_t>(map.active[plane - 1] >> in_page);
-      if (plane > query.history_loop()) held[plane - 1] &= own_row >= 0 && own_row < kGranuleRows ? 1u << own_row : 0u;
-      held[plane - 1] >>= lane_row;
-    }
-    const std::uint32_t below = range.end == kGranuleRows ? ~0u : (1u << range.end) - 1;
-    const std::uint32_t copied = (below & (~0u << range.begin)) >> lane_row;
-    const std::uint32_t target = shared_address(slots[slot]) + lane * 16;
-#pragma unroll
-    for (int i = 0; i < kStageRows / kStepRows; ++i) {
-      const std::uint32_t bit = 1u << (i * kStepRows);
-      std::uint64_t source = sources[0];
-#pragma unroll
-      for (int plane = 2; plane <= kLoops; ++plane) source = held[plane - 1] & bit ? sources[plane - 1] : source;
-      if (copied & bit) copy_async<16>(target + i * 512, reinterpret_cast<const unsigned char*>(source) + i * kStepRows * kRowBytes);
-    }
-  }
   __device__ __forceinline__ void fetch(int lane) {
     bool fetched = false;
     while (left == 0 && !fetched && cursor.valid()) {
@@ -459,9 +417,13 @@ struct PageRing {
         continue;
       }
       const int granule = 2 * page_of_split + pass / 4;
-      const RowRange range = bf16_rows<true>(query, cursor.split(), granule).stage(pass % 2);
-      fetched = !range.empty();
-      if (fetched) fetch_rows(granule, range, pass % 4 < 2, lane);
+      const RowRange rows = bf16_rows<true>(query, cursor.split(), granule), copied = rows.stage(pass % 2);
+      if (pass % 4 == 0 && !rows.empty()) payload = granule_row_source<kHeadDim>(query, cursor.split() * kSplitTokens + granule * kGranuleRows, lane);
+      fetched = !copied.empty();
+      if (fetched) {
+        if (!waited) wait_for_previous_kernel();
+        copy_stage<kHeadDim>(slots[slot], payload + (pass % 4 < 2 ? 0 : tensor_distance(query.shape)), pass % 2, copied, lane);
+      }
       ++pass;
     }
     if (left > 0) {
@@ -469,7 +431,7 @@ struct PageRing {
       const int streams = query.history_loop();
       source += --left == streams ? 5 - streams : 1;  // V behind K
     }
-    asm volatile("cp.async.commit_group;" ::: "memory");
+    commit_copies();
     if (++slot == L::kSlots) slot = 0;
   }
   // The next stage, while those behind it are under way; the slot of the one before is filled again.
@@ -478,7 +440,12 @@ struct PageRing {
 #pragma unroll 1
     for (; ahead < L::kSlots; ++ahead) fetch(lane);
     --ahead;
-    asm volatile("cp.async.wait_group %0;" ::"n"(L::kSlots - 1) : "memory");
+    if (!waited) {
+      wait_for_previous_kernel();
+      if (lane < kHeadDim / 8) reinterpret_cast<uint4*>(q)[lane] = reinterpret_cast<const uint4*>(row_q)[lane];
+      waited = true;
+    }
+    wait_for_copies<L::kSlots - 1>();
     __syncwarp();  // what the other lanes have copied
     return slots[slot];
   }
@@ -614,29 +581,29 @@ __device__ __forceinline__ void store_granule(float (&accumulator)[8], float* ou
 
 // Rows [rows.begin, rows.end) of one granule.
 template <class L, int kHeadDim, class Sink>
-__device__ __forceinline__ void consume_granule(Ring<L>& ring, const float (&q)[kHeadDim / 8], RowRange rows, int first_position, const Sink& sink,
-                                                float* output, float2* statistics, int lane) {
-  float logits[1] = {};
-#pragma unroll 1
-  for (int stage = 0; stage < 2; ++stage) {
-    if (rows.stage(stage).empty()) continue;
-    stage_logit<kHeadDim>(ring.acquire(), q, stage, logits[0], lane);
-    ring.release(lane);
-  }
-  const int row = granule_row(lane);
-  const bool present[1] = {row >= rows.begin && row < rows.end};  // other rows of a stage were not copied
-  if (present[0]) sink(first_position + row, logits[0]);
-  float weights[1];
-  const float maximum = warp_weights(logits, present, weights);
-  const float sum = warp_sum(weights[0]);
+__device__ __forceinline__ void consume_granule(GranuleRing<L, kHeadDim>& ring, const float (&q)[kHeadDim / 8], RowRange rows, int first_position,
+                                                const Sink& sink, float* output, float2* statistics, int lane) {
+  float logits[1] = {}, weights[1] = {}, maximum = 0.0f;
   float accumulator[8] = {};
 #pragma unroll 1
-  for (int stage = 0; stage < 2; ++stage) {
-    const RowRange copied = rows.stage(stage);
+  for (int pass = 0; pass < 4; ++pass) {  // K, K, V, V
+    const RowRange copied = rows.stage(pass % 2);
+    if (pass == 2) {
+      const int row = granule_row(lane);
+      const bool present[1] = {row >= rows.begin && row < rows.end};  // other rows of a stage were not copied
+      if (present[0]) sink(first_position + row, logits[0]);
+      maximum = warp_weights(logits, present, weights);
+    }
     if (copied.empty()) continue;
-    add_stage_values<kHeadDim>(ring.acquire(), weights[0], stage, copied, accumulator, lane);
+    const unsigned char* data = ring.acquire();
+    if (pass < 2) {
+      stage_logit<kHeadDim>(data, q, pass, logits[0], lane);
+    } else {
+      add_stage_values<kHeadDim>(data, weights[0], pass % 2, copied, accumulator, lane);
+    }
     ring.release(lane);
   }
+  const float sum = warp_sum(weights[0]);
   store_granule<kHeadDim>(accumulator, output, lane);
   if (lane == 0) *statistics = make_float2(maximum, sum);
 }
@@ -1222,13 +1189,7 @@ __global__ void __launch_bounds__(Layout<kHeadDim, kPacked>::kThreads, Layout<kH
   extern __shared__ __align__(128) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<kHeadDim, kPacked>*>(memory);
   const int warp = uniform(static_cast<int>(threadIdx.x / 32)), lane = threadIdx.x % 32;
-  if (warp == L::kConsumers % (L::kThreads / 32)) {
-    if constexpr (!kPacked) {
-      for (int i = lane; i < L::kConsumers * L::kSlots; i += 32) {
-        barrier_init(&shared.ring.full[0][0] + i, 1);
-        barrier_init(&shared.ring.empty[0][0] + i, 1);
-      }
-    }
+  if (warp == L::kThreads / 32 - 1) {
     if (lane < 2) {
       barrier_init(&shared.partials_full[lane], 32 * L::kConsumers / L::kGroups);
       barrier_init(&shared.partials_empty[lane], 32);
@@ -1236,7 +1197,7 @@ __global__ void __launch_bounds__(Layout<kHeadDim, kPacked>::kThreads, Layout<kH
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   // Of a row that the kernel in front writes, one a lane.
-  const bool has_written = !kPacked && warp == L::kConsumers && lane < arguments.written_count;
+  const bool has_written = !kPacked && lane < arguments.written_count;
   const int written_request = has_written ? arguments.written_rows[lane].request : -1;
   const int written_position = has_written ? arguments.written_rows[lane].position : 0;
   const int head = blockIdx.x, row_index = blockIdx.z;
@@ -1251,18 +1212,34 @@ __global__ void __launch_bounds__(Layout<kHeadDim, kPacked>::kThreads, Layout<kH
                     row.position,       row.loop,      row.encoded_frontier, arguments.fault};
   const std::size_t head_index = static_cast<std::size_t>(row_index) * query.shape.heads + head;
   SplitCursor cursor(blockIdx.y, gridDim.y, query.splits());
+  const __nv_bfloat16* row_q = arguments.q + row_index * arguments.q_row_stride + head * kHeadDim;
+  float* row_logits = kStatistics ? arguments.logits + static_cast<std::int64_t>(head_index) * arguments.logit_stride : nullptr;
+  const LogitSink<kStatistics> sink{query, row.request, row_logits, arguments.numeric_fault};
   if constexpr (!kPacked) {
-    if (warp == L::kConsumers) {
+    if (warp < L::kConsumers) {
       // The first position of the request that the kernel in front writes.
-      const int own = arguments.written_count == 0 ? 0 : written_request == row.request ? written_position : 0x7FFFFFFF;
-      produce<L, kHeadDim>(query, shared, cursor, __reduce_min_sync(~0u, own), lane);
-      let_next_kernel_begin();  // which requests weights: behind all that was requested here
-      return;
-    }
-  }
-  wait_for_previous_kernel();
-  if constexpr (!kPacked) {
-    if (warp == L::kConsumers + 1) {
+      const int own_written = arguments.written_count == 0 ? 0 : written_request == row.request ? written_position : 0x7FFFFFFF;
+      const int first_written = __reduce_min_sync(~0u, own_written);
+      GranuleRing<L, kHeadDim> ring{query, shared.slots[warp], warp, warp == 0, cursor};
+      ring.locate(lane);
+      if (cursor.split() * kSplitTokens + (warp + 1) * kGranuleRows > first_written) wait_for_previous_kernel();
+      ring.fill(lane);
+      wait_for_previous_kernel();
+      float q[kHeadDim / 8];
+      load_query<kHeadDim>(row_q, lane, q);
+      for (int round = 0; cursor.valid(); cursor.next(), ++round) {
+        const int split = cursor.split(), buffer = round & 1;
+        barrier_wait(&shared.partials_empty[buffer], (round >> 1 & 1) ^ 1);
+        const RowRange rows = bf16_rows<false>(query, split, warp);
+        if (!rows.empty()) {
+          consume_granule<L, kHeadDim>(ring, q, rows, split * kSplitTokens + warp * kGranuleRows, sink, shared.partial_output[buffer][warp],
+                                       &shared.partial_statistics[buffer][warp], lane);
+        }
+        __syncwarp();
+        barrier_arrive(&shared.partials_full[buffer]);
+      }
+    } else {
+      wait_for_previous_kernel();
       for (int round = 0; cursor.valid(); cursor.next(), ++round) {
         const int buffer = round & 1;
         const auto ready = [&] { barrier_wait(&shared.partials_full[buffer], round >> 1 & 1); };
@@ -1273,21 +1250,14 @@ __global__ void __launch_bounds__(Layout<kHeadDim, kPacked>::kThreads, Layout<kH
         add_split<L, kHeadDim, false>(query, shared, cursor.split(), buffer, ready, read, lane);
       }
       finish<kHeadDim, kPacked, kStatistics>(arguments, query, row, shared, head_index, lane);
-      return;
     }
-  }
-
-  const __nv_bfloat16* row_q = arguments.q + row_index * arguments.q_row_stride + head * kHeadDim;
-  float* row_logits = kStatistics ? arguments.logits + static_cast<std::int64_t>(head_index) * arguments.logit_stride : nullptr;
-  const LogitSink<kStatistics> sink{query, row.request, row_logits, arguments.numeric_fault};
-  if constexpr (kPacked) {
+  } else {
     static_assert(L::kGroups == 2);
     const int group = warp / kSplitPages, page_of_split = warp % kSplitPages;
     auto& scratch = shared.scratch[warp];
-    if (lane < kHeadDim / 8) copy_async<16>(shared_address(scratch.q + lane * 8), row_q + lane * 8);  // there with the first stage
     SplitCursor before_first = cursor;
     before_first.chain += (group - L::kGroups) * cursor.ranks;
-    PageRing<L, kHeadDim> ring{query, shared.slots[warp], scratch.headers, page_of_split, warp == 0, before_first};
+    PageRing<L, kHeadDim> ring{query, shared.slots[warp], scratch.headers, page_of_split, row_q, scratch.q, warp == 0, before_first};
     if (group == 1) cursor.next();
     // A warp in turn combines a split, in the middle of its next page: by then the others have left theirs.
     int before = -1;  // the group's split before
@@ -1340,22 +1310,8 @@ __global__ void __launch_bounds__(Layout<kHeadDim, kPacked>::kThreads, Layout<kH
 #pragma unroll
       for (int i = 1; i < L::kGroups; ++i) cursor.next();
     }
+    wait_for_previous_kernel();  // also a warp without a stage
     if (last) finish<kHeadDim, kPacked, kStatistics>(arguments, query, row, shared, head_index, lane);
-  } else {
-    Ring<L> ring{shared.slots[warp], shared.ring.full[warp], shared.ring.empty[warp]};
-    float q[kHeadDim / 8];
-    load_query<kHeadDim>(row_q, lane, q);
-    for (int round = 0; cursor.valid(); cursor.next(), ++round) {
-      const int split = cursor.split(), buffer = round & 1;
-      barrier_wait(&shared.partials_empty[buffer], (round >> 1 & 1) ^ 1);
-      const RowRange rows = bf16_rows<false>(query, split, warp);
-      if (!rows.empty()) {
-        consume_granule<L, kHeadDim>(ring, q, rows, split * kSplitTokens + warp * kGranuleRows, sink, shared.partial_output[buffer][warp],
-                                     &shared.partial_statistics[buffer][warp], lane);
-      }
-      __syncwarp();
-      barrier_arrive(&shared.partials_full[buffer]);
-    }
   }
 }
 

@@ -30,6 +30,7 @@ std::vector<int> make_depths(const HistoryShape& shape, std::mt19937& generator)
   if (shape.dense) return depths;
   for (int position = 0; position < shape.positions; ++position) {
     const auto draw = generator() % 100;
+    if (shape.dense_runs > 0 && position / shape.dense_runs % 2 == 1) continue;
     int& depth = depths[static_cast<std::size_t>(position)];
     if (position < shape.prompt) {
       depth = draw < 10 ? 4 : draw < 25 ? 3 : 2;

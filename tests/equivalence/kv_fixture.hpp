@@ -71,6 +71,7 @@ struct HistoryShape {
   int positions = 0;
   int prompt = 0;         // of them, rows selected by window: a quarter reaches loop 3, a tenth loop 4; later rows exit anywhere
   bool dense = false;     // instead: every row executes every loop
+  int dense_runs = 0;     // or, of runs of so many rows, those of every other one
   int max_loop = kLoops;  // later planes are not written (a prefill in progress)
   std::uint32_t seed = 1;
   bool keep_planes = false;  // encode() leaves the BF16 pages, as a batch that crosses a boundary needs
