@@ -220,7 +220,6 @@ bool parse_mode_parameter(ModeSpec& mode, std::string_view name, std::string_vie
 }  // namespace
 
 std::span<const std::string_view> schedule_names() { return kSchedules; }
-std::span<const std::string_view> modifier_names() { return kModifiers; }
 
 bool has_part(const ModeSpec& mode, std::string_view name) {
   if (name.empty() || mode.schedule == name || (name == "speculation" && mode.speculates())) return true;

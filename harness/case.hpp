@@ -79,9 +79,8 @@ struct Case {
   std::string trace;  // the trace's name
 };
 
-// Schedules and modifiers of the specification, in the order in which a mode spells them.
+// Schedules of the specification.
 std::span<const std::string_view> schedule_names();
-std::span<const std::string_view> modifier_names();
 // What this version plans: "serial, split, mixed, wcpb, each with any of prefix, pd, preempt, async, graph".
 std::string available_modes();
 // Whether the mode has this schedule or modifier; every mode has "".

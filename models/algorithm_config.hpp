@@ -68,10 +68,10 @@ struct AlgorithmConfig {
   ExitRule exit;
 };
 
-// "t1s0q1" <-> the three `enabled` flags.
+// "t1s0q1" <-> the three `enabled` flags. Throws ConfigError for another form.
 std::string switches_text(const AlgorithmConfig& config);
 void apply_switches(AlgorithmConfig& config, std::string_view text);
-// "full", "trace", "threshold:0.9", "delayed:0.9".
+// "full", "trace", "threshold:0.9", "delayed:0.9". Throws ConfigError for another form; the threshold's range is checked by resolve().
 ExitRule parse_exit_rule(std::string_view text);
 
 class EffectiveConfig {

@@ -591,45 +591,4 @@ RecordComparison compare_records(const RunRecord& expected, const RunRecord& act
   return result;
 }
 
-std::optional<ErrorStats> group_error_stats(const RequestRecord& expected, const RequestRecord& actual, RecordGroup group, int loop,
-                                            UlpFormat format) {
-  std::vector<float> e, a;
-  const auto add = [&](std::span<const float> from_e, std::span<const float> from_a) {
-    const std::size_t count = std::min(from_e.size(), from_a.size());
-    e.insert(e.end(), from_e.begin(), from_e.begin() + static_cast<std::ptrdiff_t>(count));
-    a.insert(a.end(), from_a.begin(), from_a.begin() + static_cast<std::ptrdiff_t>(count));
-  };
-  const auto depth = static_cast<std::size_t>(std::clamp(loop, 1, kLoops) - 1);
-  switch (group) {
-    case RecordGroup::logits:
-      add(expected.logits.data, actual.logits.data);
-      break;
-    case RecordGroup::gate:
-      add(expected.gate.data, actual.gate.data);
-      break;
-    case RecordGroup::hidden:
-      add(expected.hidden[depth].data, actual.hidden[depth].data);
-      break;
-    case RecordGroup::scores:
-      if (loop >= 3) add(expected.scores[depth - 2], actual.scores[depth - 2]);
-      break;
-    case RecordGroup::mass:
-      for (std::size_t j = 0; j < std::min(expected.keys.size(), actual.keys.size()); ++j)
-        add(expected.keys[j].mass.data, actual.keys[j].mass.data);
-      break;
-    case RecordGroup::kv:
-      for (std::size_t i = depth; i < std::min(expected.kv.size(), actual.kv.size()); i += kLoops) {
-        // [heads, n, D] of equal n only: with different n the flat prefixes are not the same elements.
-        if (expected.kv[i].k.shape != actual.kv[i].k.shape || expected.kv[i].v.shape != actual.kv[i].v.shape) continue;
-        add(expected.kv[i].k.data, actual.kv[i].k.data);
-        add(expected.kv[i].v.data, actual.kv[i].v.data);
-      }
-      break;
-    default:
-      return std::nullopt;
-  }
-  if (e.empty()) return std::nullopt;
-  return error_stats(e, a, format);
-}
-
 }  // namespace loopgauge::harness

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "harness/compare/causal_order.hpp"
-#include "harness/compare/error_stats.hpp"
+#include "harness/compare/ulp_distance.hpp"
 #include "models/run_record.hpp"
 
 namespace loopgauge::harness {
@@ -68,11 +68,5 @@ struct RecordComparison {
 // Compares every group that both records hold. `window` is the configuration's selection window in tokens: it cuts the causal order.
 // Rows beyond the shorter of two runs (different numbers of tokens) are a difference of the group `tokens` and are not compared further.
 RecordComparison compare_records(const RunRecord& expected, const RunRecord& actual, int window);
-
-// Element statistics of one group of one request over the common shape, for error tables: `loop` 1..4 selects the plane for hidden, scores
-// and kv (K and V of all layers together), and is ignored elsewhere. Groups of integers have no statistics: nullopt, also where a side
-// lacks it.
-std::optional<ErrorStats> group_error_stats(const RequestRecord& expected, const RequestRecord& actual, RecordGroup group, int loop,
-                                            UlpFormat format = UlpFormat::float32);
 
 }  // namespace loopgauge::harness

@@ -163,8 +163,6 @@ std::string time_text(const CaseResult& row) {
 
 }  // namespace
 
-std::span<const MetricInfo> baseline_metrics() { return kMetrics; }
-
 const MetricInfo& metric_info(std::string_view metric) {
   for (const MetricInfo& info : kMetrics) {
     if (info.name == metric) return info;

@@ -18,7 +18,6 @@
 #include <compare>
 #include <filesystem>
 #include <map>
-#include <span>
 #include <string>
 #include <string_view>
 
@@ -58,7 +57,6 @@ struct MetricInfo {
   int since_version;  // of baselines
   std::string_view description;
 };
-std::span<const MetricInfo> baseline_metrics();
 // Throws FileError for a metric that this version does not know.
 const MetricInfo& metric_info(std::string_view metric);
 

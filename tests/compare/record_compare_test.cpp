@@ -228,17 +228,5 @@ TEST_F(RecordCompare, ShapesAreCompared) {
   EXPECT_NE(compare().first->text().find("0 requests, expected 1"), std::string::npos) << compare().first->text();
 }
 
-TEST_F(RecordCompare, ErrorStatisticsOfAGroup) {
-  r().hidden[2].row(5)[1] += 0.5f;
-  const auto stats = group_error_stats(made_.record.requests[0], r(), RecordGroup::hidden, 3);
-  ASSERT_TRUE(stats);
-  EXPECT_EQ(stats->count, 73 * 8);
-  EXPECT_EQ(stats->different, 1);
-  EXPECT_DOUBLE_EQ(stats->max_abs, 0.5);
-  EXPECT_EQ(stats->max_abs_index, 5 * 8 + 1);
-  EXPECT_EQ(group_error_stats(made_.record.requests[0], r(), RecordGroup::hidden, 2)->different, 0);
-  EXPECT_FALSE(group_error_stats(made_.record.requests[0], r(), RecordGroup::tokens, 1));
-}
-
 }  // namespace
 }  // namespace loopgauge::harness
