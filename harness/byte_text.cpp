@@ -6,14 +6,23 @@
 
 namespace loopgauge::harness {
 
+namespace {
+
+// A byte that is not printed as it is.
+std::string escaped(unsigned byte) {
+  if (byte == '\n') return "\\n";
+  if (byte == '\t') return "\\t";
+  std::array<char, 8> buffer{};
+  std::snprintf(buffer.data(), buffer.size(), "\\x%02x", byte);
+  return buffer.data();
+}
+
+}  // namespace
+
 std::string printable_text(std::span<const std::int32_t> tokens) {
   std::string text;
   for (std::int32_t token : tokens) {
-    if (token == '\n') {
-      text += "\\n";
-    } else if (token == '\t') {
-      text += "\\t";
-    } else if (token == '\\') {
+    if (token == '\\') {
       text += "\\\\";
     } else if (token >= 0x20 && token < 0x7f) {
       text += static_cast<char>(token);
@@ -24,14 +33,25 @@ std::string printable_text(std::span<const std::int32_t> tokens) {
     } else if (token == 258) {
       text += "<pad>";
     } else if (token >= 0 && token < 256) {
-      std::array<char, 8> buffer{};
-      std::snprintf(buffer.data(), buffer.size(), "\\x%02x", static_cast<unsigned>(token));
-      text += buffer.data();
+      text += escaped(static_cast<unsigned>(token));
     } else {
       text.append("<").append(std::to_string(token)).append(">");
     }
   }
   return text;
+}
+
+std::string without_controls(std::string_view text) {
+  std::string shown;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x20 || byte == 0x7f) {
+      shown += escaped(byte);
+    } else {
+      shown += c;
+    }
+  }
+  return shown;
 }
 
 }  // namespace loopgauge::harness

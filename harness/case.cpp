@@ -58,7 +58,7 @@ float parse_threshold(std::string_view number, std::string_view part) {
   if (status != std::errc{} || end != number.data() + number.size() || !(value >= 0.0f && value <= 1.0f)) {
     throw ConfigError("case parameter " + in_quotes(part) + ": " + in_quotes(number) + " is not a threshold between 0 and 1, such as 0.9");
   }
-  return value;
+  return value == 0.0f ? 0.0f : value;  // one zero
 }
 
 bool drafts(std::string_view schedule) { return schedule == "block_spec" || schedule == "pipeline_spec"; }

@@ -92,6 +92,7 @@ ExitRule parse_exit_rule(std::string_view text) {
     const auto [end, status] = std::from_chars(number.data(), number.data() + number.size(), rule.threshold);
     require(status == std::errc{} && end == number.data() + number.size(),
             "exit rule '" + std::string(text) + "': '" + std::string(number) + "' is not a number");
+    if (rule.threshold == 0.0f) rule.threshold = 0.0f;  // one zero
   }
   return rule;
 }

@@ -191,7 +191,7 @@ nlohmann::ordered_json info_json(const Trace& trace) {
 }
 
 void print_info(const Trace& trace) {
-  std::cout << "name         " << trace.name << "\ndescription  " << trace.description << "\nsource       " << trace.source
+  std::cout << "name         " << trace.name << "\ndescription  " << without_controls(trace.description) << "\nsource       " << without_controls(trace.source)
             << "\nvocabulary   " << trace.vocab_size << "\ntokens       " << token_count(trace) << "\n\n";
   const bool bytes = trace.vocab_size == kByteVocabulary;
   std::printf("%7s %6s %7s %6s %6s %5s %6s %5s %7s %4s %4s%s\n", "request", "id", "arrival", "task", "prompt", "new", "tokens", "exits",

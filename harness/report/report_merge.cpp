@@ -68,7 +68,7 @@ std::vector<std::string> request_differences(const ReportMeta& a, const ReportMe
     const std::string text_a = cell_text(a, column), text_b = cell_text(b, column);
     if (text_a == text_b) continue;
     differences.push_back(std::string(column.name) + " is " + quoted(text_a) + " in " + name_a + " and " + quoted(text_b) + " in " +
-                          name_b);
+                          name_b + (column.name == "set_sha256" ? ": other cases, settings, executors or traces" : ""));
   }
   return differences;
 }

@@ -249,6 +249,7 @@ TEST(CaseId, OtherSpellingsAreRefusedWithTheRightOne) {
   expect_error("prefix.k0/t0s0q0/a", {"write 'prefix'"});
   expect_error("serial/t0s0q0:w064/a", {"write 'serial/t0s0q0:w64/a'"});
   expect_error("serial/t0s0q0:exit=threshold.90/a", {"write 'serial/t0s0q0:exit=threshold0.9/a'"});
+  expect_error("serial/t0s0q0:exit=threshold-0/a", {"write 'serial/t0s0q0:exit=threshold0/a'"});
   expect_error("serial/t0s1q1:rolling:serial_aligned:tail32:keys500/a", {"write 'serial/t0s1q1:rolling:serial_aligned:keys500:tail32/a'"});
 }
 
