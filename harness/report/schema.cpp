@@ -11,7 +11,7 @@ std::span<const Column<ReportMeta>> columns() {
       {"source_revision", "", "Revision of the sources, with '-dirty' for uncommitted changes", &ReportMeta::source_revision},
       {"compiler", "", "Compiler and build type", &ReportMeta::compiler},
       {"model_sha256", "", "Fingerprint of the checkpoint: SHA-256 over the safetensors files in name order", &ReportMeta::model_sha256},
-      {"model_config", "", "Shape of the model, one line of JSON", &ReportMeta::model_config},
+      {"model_config", "", "Shape, rms_norm_eps and rope_theta of the model, one line of JSON", &ReportMeta::model_config},
       {"device", "", "Device and driver of the optimized column, why there is none, or 'not asked for'", &ReportMeta::device},
       {"device_available", "1", "Whether the optimized column could run", &ReportMeta::device_available},
       {"cpu", "", "Processor and threads of the reference", &ReportMeta::cpu},
