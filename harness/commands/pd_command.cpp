@@ -280,6 +280,13 @@ void add_export(CLI::App& pd, int& exit_code) {
   });
 }
 
+// Of a side that decodes.
+void add_result_options(CLI::App& command, PdOptions& options) {
+  command.add_option("--dump", options.dump_file, "Write the run's tensors to this HDF5 file, without hidden rows and gates, which do not travel")
+      ->type_name("FILE");
+  command.add_flag("--digest", options.digest, "Print SHA-256 digests of the results, those of loopgauge run --digest for a run without a handoff");
+}
+
 void add_import(CLI::App& pd, int& exit_code) {
   CLI::App* command =
       pd.add_subcommand("import", "Decode a case from a file of handoffs: model, configuration and prompts must be those of the file");
@@ -287,12 +294,7 @@ void add_import(CLI::App& pd, int& exit_code) {
   command->add_option("case", options->case_text, "Case id")->type_name("CASE")->required();
   command->add_option("file", options->archive_file, "File that pd export wrote")->type_name("FILE")->required();
   command->add_option("--trace", options->trace_file, "Trace file, as the place of the id's trace")->type_name("FILE");
-  command
-      ->add_option("--dump", options->dump_file,
-                   "Write the run's tensors to this HDF5 file, without hidden rows and gates, which do not travel")
-      ->type_name("FILE");
-  command->add_flag("--digest", options->digest,
-                    "Print SHA-256 digests of the results, those of loopgauge run --digest for a run without a handoff");
+  add_result_options(*command, *options);
   add_output_option(*command, options->output);
   command->footer("Example:\n  loopgauge pd import wcpb/t1s1q1:rolling:serial_aligned/needle-1k needle.handoff --digest");
   command->callback([options, &exit_code] {
@@ -357,12 +359,7 @@ void add_serve(CLI::App& pd, int& exit_code) {
   CLI::App* command = pd.add_subcommand("serve", "Decode a case from what another process of this host sends (pd send)");
   const auto options = std::make_shared<PdOptions>(*command);
   add_socket_options(*command, *options);
-  command
-      ->add_option("--dump", options->dump_file,
-                   "Write the run's tensors to this HDF5 file, without hidden rows and gates, which do not travel")
-      ->type_name("FILE");
-  command->add_flag("--digest", options->digest,
-                    "Print SHA-256 digests of the results, those of loopgauge run --digest for a run without a handoff");
+  add_result_options(*command, *options);
   command->footer("Example, in two shells:\n"
                   "  loopgauge pd serve wcpb/t1s1q1:rolling:serial_aligned/needle-1k --socket handoff.socket --digest\n"
                   "  loopgauge pd send wcpb/t1s1q1:rolling:serial_aligned/needle-1k --socket handoff.socket\n"
