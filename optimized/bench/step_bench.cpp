@@ -626,7 +626,7 @@ class StepBench {
         fill_random(input, static_cast<std::size_t>(batch.size()) * model_.hidden, 7, 1.0f, stream_);
         forward.run(batch, kv, nullptr, fault.as<std::uint64_t>(), nullptr);
       }
-      encode();  // at the prompt's end, as `rolling` and `fixed_prompt` do
+      encode();  // at the prompt's end, as `fixed_prompt` does (`rolling` leaves 64 to 127 positions for later)
     });
     add_with_memory("prefill", switches, length, batch_rows, whole, 0, prefill.product_flops + prefill.attention_flops);
 

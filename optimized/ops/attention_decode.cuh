@@ -46,7 +46,7 @@ std::size_t attention_decode_workspace_bytes(const KvShape& shape, int row_count
 // Determinism: partial results, splits of 256 positions and chains of splits at absolute multiples, combined ascending (dense_attention.cuh); a
 //   row's bits do not depend on the other rows of the batch, their order, max_length or where pages lie.
 // Launch: one kernel, (heads, CTAs of a row and head, rows) CTAs of 288 threads, 256 where rows may be encoded; as many CTAs as the device
-//   holds, of those of a (row, head) the last to arrive combines. The next kernel may begin once all keys are requested
+//   holds, of those of a (row, head) the last to arrive combines. The next kernel may begin once a CTA's first warp has requested its last keys
 //   (programmatic_launch.cuh).
 // Traffic: K and V rows of the logical plane once: 4 * head_dim bytes a BF16 key, head_dim bytes a stream row plus parameters.
 void attention_decode(const AttentionDecodeArguments& arguments, cudaStream_t stream);

@@ -50,31 +50,32 @@ __device__ __forceinline__ std::uint32_t encode(const Group& group, float value)
 }
 
 // What values of a group become codes with.
-struct Divisor {
+struct Coder {
   float minimum, scale;
   float inverse;  // of the scale; 0 where all codes are 0
 };
 
-__device__ __forceinline__ Divisor divisor_of(const Group& group) {
+__device__ __forceinline__ Coder coder_of(const Group& group) {
   const bool zero = group.constant || !group.encodable;
   return {group.minimum, group.scale, zero ? 0.0f : __frcp_rn(group.scale)};
 }
 
-// Codes of the thread's values as a word, and the codes as numbers. A product with the inverse is within 3e-6 of the quotient, so that only what lies next to
-// the middle between two codes has to be divided. No code is outside 0..15: the values are those that the extremes were taken of.
-__device__ __forceinline__ std::uint32_t encode_word(const float (&values)[kValues], const Divisor (&divisors)[kValues], float (&codes)[kValues]) {
+// Codes of the thread's values as a word, and the codes as numbers. The inverse is finite, since a scale of 2^-25 or less makes a group constant; quotients
+// are at most 15, so that a product with it is within 3e-6 of the rounded quotient, and only what lies within 1e-5 of the middle between two codes has to be
+// divided. No code is outside 0..15: the values are those that the extremes were taken of, and rounding keeps their order.
+__device__ __forceinline__ std::uint32_t encode_word(const float (&values)[kValues], const Coder (&coders)[kValues], float (&codes)[kValues]) {
   constexpr float kInteger = 8388608.0f;  // 2^23: a sum with it is rounded to an integer, half to even
   float farthest = 0.0f;
 #pragma unroll
   for (int k = 0; k < kValues; ++k) {
-    const float quotient = __fmul_rn(__fsub_rn(values[k], divisors[k].minimum), divisors[k].inverse);
+    const float quotient = __fmul_rn(__fsub_rn(values[k], coders[k].minimum), coders[k].inverse);
     codes[k] = __fsub_rn(__fadd_rn(quotient, kInteger), kInteger);
     farthest = fmaxf(farthest, fabsf(__fsub_rn(quotient, codes[k])));
   }
   if (farthest > 0.49999f) {
 #pragma unroll
     for (int k = 0; k < kValues; ++k) {
-      if (divisors[k].inverse != 0.0f) codes[k] = rintf(__fdiv_rn(__fsub_rn(values[k], divisors[k].minimum), divisors[k].scale));
+      if (coders[k].inverse != 0.0f) codes[k] = rintf(__fdiv_rn(__fsub_rn(values[k], coders[k].minimum), coders[k].scale));
     }
   }
   std::uint32_t word = 0;
@@ -130,7 +131,7 @@ struct EncodeTile {
     std::int32_t earlier[kLoops - 1][kGroupSize];    // compact row in the streams before; negative: it has none there
     StreamTile tile[kLoops];
     Extremes extremes[kWarps][kHeadDim];
-    Divisor divisors[kHeadDim];
+    Coder coders[kHeadDim];
   };
 
   const KvShape& shape;
@@ -261,7 +262,7 @@ struct EncodeTile {
         bool all = true;
 #pragma unroll
         for (int j = 0; j < kRows; ++j) all = all && (slot() + j * kSlots >= rows || isfinite(values[j][k]));
-        if (!all) extremes[k].maximum = kInfinity;  // an infinite scale
+        if (!all) extremes[k].maximum = kInfinity;  // an infinite scale: not encodable
       }
     }
 #pragma unroll
@@ -282,20 +283,20 @@ struct EncodeTile {
 #pragma unroll
       for (int w = 0; w < kWarps; ++w) of_channel.add(shared.extremes[w][threadIdx.x].minimum, shared.extremes[w][threadIdx.x].maximum);
       const Group group = make_group(of_channel.minimum, of_channel.maximum, true);
-      shared.divisors[threadIdx.x] = divisor_of(group);
+      shared.coders[threadIdx.x] = coder_of(group);
       *parameters(stream, static_cast<std::size_t>(base / kGroupSize) * kHeadDim + threadIdx.x) = group.parameters;
       if (!group.encodable) report(NumericFaultKind::k_group, stream, shared.position[0], static_cast<int>(threadIdx.x));
     }
     __syncthreads();
-    Divisor divisors[kValues];
+    Coder coders[kValues];
 #pragma unroll
-    for (int k = 0; k < kValues; ++k) divisors[k] = shared.divisors[channel() + k];
+    for (int k = 0; k < kValues; ++k) coders[k] = shared.coders[channel() + k];
 #pragma unroll
     for (int j = 0; j < kRows; ++j) {
       const int row = slot() + j * kSlots;
       if (row >= rows) continue;
       float numbers[kValues];
-      *codes(stream, base + row) = encode_word(values[j], divisors, numbers);
+      *codes(stream, base + row) = encode_word(values[j], coders, numbers);
     }
   }
 
@@ -348,19 +349,19 @@ struct EncodeTile {
           extremes.add(values[k], values[k]);
           finite = __fmaf_rn(values[k], 0.0f, finite);
         }
-        if (finite != 0.0f) extremes.maximum = kInfinity;
+        if (finite != 0.0f) extremes.maximum = kInfinity;  // likewise
 #pragma unroll
         for (int width = 1; width < kHalfThreads; width *= 2) {
           extremes.add(__shfl_xor_sync(~0u, extremes.minimum, width), __shfl_xor_sync(~0u, extremes.maximum, width));
         }
         if (!here) continue;
         const Group group = make_group(extremes.minimum, extremes.maximum, true);
-        const Divisor divisor = divisor_of(group);
-        Divisor divisors[kValues];
+        const Coder coder = coder_of(group);
+        Coder coders[kValues];
         float numbers[kValues];
 #pragma unroll
-        for (int k = 0; k < kValues; ++k) divisors[k] = divisor;
-        *codes(s, compact) = encode_word(values, divisors, numbers);
+        for (int k = 0; k < kValues; ++k) coders[k] = coder;
+        *codes(s, compact) = encode_word(values, coders, numbers);
         if (threadIdx.x % kHalfThreads == 0) {
           *group_parameters = group.parameters;
           if (!group.encodable) report(NumericFaultKind::v_group, s, position, half);

@@ -23,11 +23,13 @@ struct ResidualEncodeArguments {
 //   X_hat[1] = dec(enc(X[1])), X_hat[r] = X_hat[r-1] + dec(enc(X[r] - X_hat[r-1])); reference/kv/block_encoder.
 // Shapes and layouts: reads BF16 planes loop_first..loop_last of the tasks' rows (and the block's earlier streams), writes payload and
 //   parameters of those streams, all layers and heads.
-// Requires: head_dim 64 or 128; planes resident for the rows active at their loop; streams below loop_first already encoded.
-// Numerics: byte-exact with the reference: IEEE subtraction, division, multiplication, addition, round-half-even, no contraction.
+// Requires: head_dim 64 or 128; planes resident for the rows active at their loop (the planted fault unreconstructed_predecessor: at the loops before
+//   as well); streams below loop_first already encoded.
+// Numerics: byte-exact with the reference's IEEE subtraction, division and rounding half to even. A quotient is a product with the inverse of the scale
+//   wherever that has the same code, and code * scale + minimum one fused step, since the product is exact. Codes of a group that is reported are unspecified.
 // Determinism: exact.
 // Launch: (task, layer, K|V x head) CTAs of 256 threads; one launch for all.
-// Traffic: BF16 rows once, payload and parameters once, earlier streams of the chain re-read from L2.
+// Traffic: BF16 rows once, payload and parameters once. Of K the earlier streams of a row's chain are read back from the caches, of V those below loop_first.
 void residual_encode(const ResidualEncodeArguments& arguments, cudaStream_t stream);
 
 // The rows of the tasks, which stand in sealed blocks, are encoded again, streams loop_first..loop_last of each: K under the parameters that its

@@ -87,7 +87,7 @@ __device__ __forceinline__ void clear_histogram(Selection& shared) {
   __syncthreads();
 }
 
-// work(position, logit) for all positions below n, some of them on their way at a time.
+// work(logit) for all positions below n, some of them on their way at a time.
 template <class Work>
 __device__ __forceinline__ void each_logit(const float* logits, int n, const Work& work) {
   for (int base = threadIdx.x; base < n; base += kBatch * kThreads) {
@@ -96,7 +96,7 @@ __device__ __forceinline__ void each_logit(const float* logits, int n, const Wor
     for (int i = 0; i < kBatch; ++i) values[i] = base + i * kThreads < n ? logits[base + i * kThreads] : 0.0f;
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      if (base + i * kThreads < n) work(base + i * kThreads, values[i]);
+      if (base + i * kThreads < n) work(values[i]);
     }
   }
 }
@@ -114,7 +114,8 @@ __global__ void __launch_bounds__(kThreads, 3) select_keys_kernel(SelectKeysArgu
   masks.above = reinterpret_cast<std::uint32_t*>(candidates + kCandidates);
   masks.equal = masks.above + 2 * pages;
   masks.equal_before = masks.equal + 2 * pages;
-  const float* logits = arguments.logits + ((static_cast<std::int64_t>(blockIdx.z) * gridDim.y + row_index) * arguments.shape.heads + head) * arguments.logit_stride;
+  const std::int64_t logit_row = (static_cast<std::int64_t>(blockIdx.z) * gridDim.y + row_index) * arguments.shape.heads + head;
+  const float* logits = arguments.logits + logit_row * arguments.logit_stride;
   const std::size_t state = reference_index(arguments.shape, row.reference, layer, head);
   std::uint64_t* selected = arguments.reference.selected + state * arguments.reference.mask_pages;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -135,7 +136,7 @@ __global__ void __launch_bounds__(kThreads, 3) select_keys_kernel(SelectKeysArgu
   do {
     const int shift = digit_shift(digit);
     clear_histogram(shared);
-    each_logit(logits, n, [&](int, float logit) {
+    each_logit(logits, n, [&](float logit) {
       finite = finite && isfinite(logit);
       const std::uint32_t key = ordered_key(logit);
       if ((key & prefix_mask) == prefix) atomicAdd(&shared.histogram[(key >> shift) & (kBins - 1)], 1u);

@@ -28,7 +28,7 @@ struct SelectKeysArguments {
 // Specification clause and reference counterpart: SPEC.md "Sparse decode attention": S = the k keys of highest FP32 scaled logit, ties to
 //   the lower position, -0 equals +0, a non-finite logit is an error; reference/ops/select_keys.
 // Shapes and layouts: above; one mask word per (slot, layer, head, page) for pages 0..position/64, bits above `position` clear.
-// Requires: position < 64 * reference.mask_pages.
+// Requires: position < 64 * reference.mask_pages; at most 8601 pages (20 bytes of shared memory each), else UnsupportedError.
 // Numerics: exact; given equal logits, the set of the reference.
 // Determinism: radix select on ordered 32-bit keys with integer histograms; independent of the batch.
 // Launch: (heads, rows, layers) CTAs of 512 threads, three a multiprocessor: those of one layer and row leave most of the device idle.

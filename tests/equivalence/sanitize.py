@@ -26,7 +26,12 @@ import tempfile
 import time
 
 # Until a stream is synchronized racecheck keeps what it has seen of every launch: 76 GiB of host memory for a case.
-TOOLS = {"memcheck": [], "racecheck": ["--kernel-name", "kns=_kernel", "--force-synchronization-limit", "1"], "initcheck": ["--check-api-memory-access", "no"], "synccheck": []}
+TOOLS = {
+    "memcheck": [],
+    "racecheck": ["--kernel-name", "kns=_kernel", "--force-synchronization-limit", "1"],
+    "initcheck": ["--check-api-memory-access", "no"],
+    "synccheck": [],
+}
 ERRORS_EXIT = 99
 NOTHING_FOUND = re.compile(r"SUMMARY: 0 (errors|hazards)")
 PAGE = os.sysconf("SC_PAGE_SIZE")
