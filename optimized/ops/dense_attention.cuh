@@ -126,12 +126,6 @@ __device__ __forceinline__ void copy_async(std::uint32_t target, const void* sou
   }
 }
 __device__ __forceinline__ std::uint64_t shuffle(std::uint64_t value, int lane) { return __shfl_sync(~0u, value, lane); }
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Of the lane's groups all but the last kGroups are there.
-template <int kGroups>
-__device__ __forceinline__ void wait_for_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
-}
 
 // --- shared memory ---
 
@@ -302,7 +296,7 @@ struct GranuleRing {
   }
   // The next stage, while those behind it are under way.
   __device__ __forceinline__ const unsigned char* acquire() {
-    wait_for_copies<L::kSlots - 1>();
+    wait_copies<L::kSlots - 1>();
     __syncwarp();  // what the other lanes have copied
     return slots[slot];
   }
@@ -445,7 +439,7 @@ struct PageRing {
       if (lane < kHeadDim / 8) reinterpret_cast<uint4*>(q)[lane] = reinterpret_cast<const uint4*>(row_q)[lane];
       waited = true;
     }
-    wait_for_copies<L::kSlots - 1>();
+    wait_copies<L::kSlots - 1>();
     __syncwarp();  // what the other lanes have copied
     return slots[slot];
   }

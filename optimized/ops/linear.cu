@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "optimized/ops/linear_split_k.cuh"
+#include "optimized/ops/shared_memory.cuh"
 #include "optimized/ops/tensor_core.cuh"
 #include "optimized/runtime/cuda_check.hpp"
 

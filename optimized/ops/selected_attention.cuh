@@ -106,14 +106,6 @@ __device__ __forceinline__ void widen_row(uint4 data, float (&values)[8]) {
   }
 }
 template <int kBytes>
-__device__ __forceinline__ void copy_async(void* target, std::uint64_t source) {
-  if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(target)), "l"(source) : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(target)), "l"(source), "n"(kBytes) : "memory");
-  }
-}
-template <int kBytes>
 __device__ __forceinline__ void copy_async_if(bool wanted, void* target, std::uint64_t source) {
   if constexpr (kBytes == 16) {
     asm volatile("{.reg .pred wanted; setp.ne.s32 wanted, %2, 0; @wanted cp.async.cg.shared.global [%0], [%1], 16;}" ::"r"(shared_address(target)), "l"(source),
@@ -140,11 +132,10 @@ __device__ __forceinline__ void load_if(bool wanted, std::uint64_t source, std::
       : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
       : "l"(source), "r"(static_cast<int>(wanted)));
 }
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Of the warp, but for the last kPending groups that were committed.
+// Of the whole warp, but for the last kPending groups that were committed.
 template <int kPending>
-__device__ __forceinline__ void wait_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+__device__ __forceinline__ void wait_copies_of_warp() {
+  wait_copies<kPending>();
   __syncwarp();
 }
 
@@ -441,7 +432,7 @@ struct ChainReader {
                        scratch.starts[buffer].rows[group][kK][stream].parameters + Encoded::kGroupBytes);
           }
           commit_copies();
-          wait_copies<0>();
+          wait_copies_of_warp<0>();
         }
         float bias[2] = {}, down[2] = {};
         if (both) {
@@ -584,7 +575,7 @@ struct ChainReader {
   __device__ __forceinline__ void add_encoded_keys(int unit, unsigned key, bool present, const KeyRows& rows, std::uint32_t (&k_words)[2][2][kKWords]) {
     float weight = 0.0f;
     if constexpr (kCorrection) {
-      wait_copies<1>();
+      wait_copies_of_warp<1>();
       const float logit = __fmul_rn(encoded_logit(rows, k_words), score_scale<kHeadDim>());
       raise_maximum(fmaxf(maximum, key_max(present ? logit : minus_infinity())));
       if (present) weight = expf(__fsub_rn(logit, finite_reference(maximum)));
@@ -592,7 +583,7 @@ struct ChainReader {
       if (present) weight = expf(__fsub_rn(logits[unit * kUnitTokens + static_cast<int>(key)], finite_reference(maximum)));
     }
     sum = __fadd_rn(sum, key_sum(weight));
-    wait_copies<0>();
+    wait_copies_of_warp<0>();
     add_encoded_values(rows, weight);
     __syncwarp();  // the next copies come to the same places
   }
@@ -616,7 +607,10 @@ struct ChainReader {
       for (unsigned first = 0; first < count; first += kRows) {
         const unsigned place = first + lane / kChunks;
         const std::uint64_t row = __shfl_sync(~0u, own, static_cast<int>(place % 32)) + (tensor == kV ? value_offset : 0);
-        if (place < count) copy_async<16>(scratch.bf16.rows[kV - tensor] + place * kBf16Bytes + lane % kChunks * 16, row + lane % kChunks * 16);
+        if (place < count) {
+          copy_async<16>(shared_address(scratch.bf16.rows[kV - tensor] + place * kBf16Bytes + lane % kChunks * 16),
+                         reinterpret_cast<const void*>(row + lane % kChunks * 16));
+        }
       }
       commit_copies();
     }
@@ -682,7 +676,7 @@ struct ChainReader {
     copy_bf16(unit, key, count);
     float weight = 0.0f;
     if constexpr (kCorrection) {
-      wait_copies<1>();
+      wait_copies_of_warp<1>();
       const float logit = __fmul_rn(bf16_logit(count), score_scale<kHeadDim>());
       raise_maximum(fmaxf(maximum, warp_max(present ? logit : minus_infinity())));
       if (present) weight = expf(__fsub_rn(logit, finite_reference(maximum)));
@@ -690,7 +684,7 @@ struct ChainReader {
       if (present) weight = expf(__fsub_rn(logits[unit * kUnitTokens + static_cast<int>(key)], finite_reference(maximum)));
     }
     sum = __fadd_rn(sum, warp_sum(weight));
-    wait_copies<0>();
+    wait_copies_of_warp<0>();
     add_bf16_values(count, weight);
     __syncwarp();  // the next copies come to the same places
   }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Addresses of shared memory, the barriers there that count arrivals of threads and bytes of copies, and the bulk copies that arrive at them.
+// Addresses of shared memory, the barriers there that count arrivals of threads and bytes of copies, the bulk copies that arrive at them, and groups of
+// asynchronous copies.
 #pragma once
 
 #include <cstdint>
@@ -43,6 +44,14 @@ __device__ __forceinline__ void barrier_wait(std::uint64_t* barrier, std::uint32
         : "r"(shared_address(barrier)), "r"(parity)
         : "memory");
   }
+}
+
+// The thread's asynchronous copies since the last call become a group.
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Until no more than kPending groups of this thread are on their way.
+template <int kPending>
+__device__ __forceinline__ void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
 #endif  // __CUDACC__

@@ -34,12 +34,6 @@ __device__ __forceinline__ void split_bf16(float x, float y, std::uint32_t& high
 __device__ __forceinline__ void copy_async(std::uint32_t shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global));
 }
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Until no more than kPending groups of this thread are on their way.
-template <int kPending>
-__device__ __forceinline__ void wait_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-}
 
 #endif  // __CUDACC__
 
