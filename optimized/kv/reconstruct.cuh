@@ -12,6 +12,11 @@ namespace loopgauge::optimized {
 
 #ifdef __CUDACC__
 
+// Of a group, as its word of parameters stores them.
+__device__ __forceinline__ float2 minimum_and_scale(std::uint32_t parameters) {
+  return __half22float2(*reinterpret_cast<const __half2*>(&parameters));
+}
+
 // One value of stream `stream`; `compact` is the row in the stream.
 __device__ __forceinline__ float decode_value(const KvShape& shape, const StreamTile& tile, KvTensor tensor, int compact, int channel) {
   const std::uint8_t byte = tile.payload[static_cast<std::size_t>(compact) * (shape.head_dim / 2) + channel / 2];
@@ -19,9 +24,8 @@ __device__ __forceinline__ float decode_value(const KvShape& shape, const Stream
   const std::uint32_t word =
       tensor == KvTensor::k ? tile.parameters[static_cast<std::size_t>(compact / kGroupSize) * shape.head_dim + channel]
                             : tile.parameters[static_cast<std::size_t>(compact) * (shape.head_dim / kGroupSize) + channel / kGroupSize];
-  const float minimum = __half2float(__ushort_as_half(static_cast<unsigned short>(word & 0xFFFFu)));
-  const float scale = __half2float(__ushort_as_half(static_cast<unsigned short>(word >> 16)));
-  return __fadd_rn(__fmul_rn(code, scale), minimum);
+  const float2 group = minimum_and_scale(word);
+  return __fadd_rn(__fmul_rn(code, group.y), group.x);
 }
 
 // X_hat[loop] of one value. Loads are ordinary (not read-only cached): the encoder reads what its own CTA wrote.

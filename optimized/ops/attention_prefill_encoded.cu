@@ -3,6 +3,7 @@
 
 #include <cuda_fp16.h>
 
+#include "optimized/kv/reconstruct.cuh"
 #include "optimized/ops/warpgroup_attention.cuh"
 #include "optimized/runtime/cuda_check.hpp"
 
@@ -79,9 +80,9 @@ struct FourParameters {
   float minimum[4], scale[4];
 
   __device__ __forceinline__ void set(int j, std::uint32_t pair) {
-    minimum[j] = __half2float(__ushort_as_half(static_cast<unsigned short>(pair & 0xFFFFu)));
-    const float whole = __half2float(__ushort_as_half(static_cast<unsigned short>(pair >> 16)));
-    scale[j] = j == 0 ? whole : __fmul_rn(whole, j == 1 ? 0x1p-4f : j == 2 ? 0x1p-8f : 0x1p-12f);
+    const float2 whole = minimum_and_scale(pair);
+    minimum[j] = whole.x;
+    scale[j] = j == 0 ? whole.y : __fmul_rn(whole.y, j == 1 ? 0x1p-4f : j == 2 ? 0x1p-8f : 0x1p-12f);
   }
 };
 // values = or += what four codes stand for. 2^23 + code * 16^j has them in its last bits, and the product with the scale is exact (4 bits of 11), so that

@@ -29,6 +29,7 @@
 #include "models/fault.hpp"
 #include "optimized/kv/kv_layout.hpp"
 #include "optimized/kv/numeric_fault.hpp"
+#include "optimized/kv/reconstruct.cuh"
 #include "optimized/kv/reference_store.hpp"
 #include "optimized/ops/numeric.cuh"
 #include "optimized/ops/programmatic_launch.cuh"
@@ -90,9 +91,6 @@ __device__ __forceinline__ constexpr float score_scale() {
   return kHeadDim == 64 ? 0.125f : static_cast<float>(0.08838834764831844055);  // RN32(1 / sqrt(D)) from double
 }
 __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xFF800000); }
-__device__ __forceinline__ float2 parameter(std::uint32_t word) {  // (minimum, scale)
-  return __half22float2(*reinterpret_cast<const __half2*>(&word));
-}
 __device__ __forceinline__ float reciprocal(float x) {  // approximate
   float result;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
@@ -295,7 +293,7 @@ struct GranuleRing {
     for (int i = 0; i < L::kSlots; ++i) fetch(lane);
   }
   // The next stage, while those behind it are under way.
-  __device__ __forceinline__ const unsigned char* acquire() {
+  __device__ __forceinline__ const unsigned char* acquire(int) {
     wait_copies<L::kSlots - 1>();
     __syncwarp();  // what the other lanes have copied
     return slots[slot];
@@ -443,6 +441,7 @@ struct PageRing {
     __syncwarp();  // what the other lanes have copied
     return slots[slot];
   }
+  __device__ __forceinline__ void release(int) {}  // left to the next acquire
 };
 
 // --- consumers ---
@@ -471,13 +470,7 @@ template <int kHeadDim>
 __device__ __forceinline__ void load_query(const __nv_bfloat16* q, int lane, float (&values)[kHeadDim / 8]) {
 #pragma unroll
   for (int v = 0; v < kHeadDim / 64; ++v) {
-    const uint4 data = reinterpret_cast<const uint4*>(q)[v * 8 + lane % 8];
-    const std::uint32_t pairs[4] = {data.x, data.y, data.z, data.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      values[8 * v + 2 * i] = low_value(pairs[i]);
-      values[8 * v + 2 * i + 1] = high_value(pairs[i]);
-    }
+    widen_eight(reinterpret_cast<const uint4*>(q)[v * 8 + lane % 8], values + 8 * v);
   }
 }
 
@@ -522,6 +515,14 @@ __device__ __forceinline__ void stage_logit(const unsigned char* data, const flo
   halve(two, part & 2, 2);
   const float dot = __fadd_rn(two[0], __shfl_xor_sync(~0u, two[0], 1));
   if ((part & 1) == stage) logit = __fmul_rn(dot, score_scale<kHeadDim>());
+}
+
+// The same with q in shared memory, in registers for a stage only.
+template <int kHeadDim>
+__device__ __forceinline__ void stage_logit(const unsigned char* data, const __nv_bfloat16 (&shared_q)[kHeadDim], int stage, float& logit, int lane) {
+  float q[kHeadDim / 8];
+  load_query<kHeadDim>(shared_q, lane, q);
+  stage_logit<kHeadDim>(data, q, stage, logit, lane);
 }
 
 // Weights of the keys of a warp, one or two a lane, from their logits: exp(logit - maximum), 0 without a key.
@@ -573,12 +574,12 @@ __device__ __forceinline__ void store_granule(float (&accumulator)[8], float* ou
   }
 }
 
-// Rows [rows.begin, rows.end) of one granule.
-template <class L, int kHeadDim, class Sink>
-__device__ __forceinline__ void consume_granule(GranuleRing<L, kHeadDim>& ring, const float (&q)[kHeadDim / 8], RowRange rows, int first_position,
-                                                const Sink& sink, float* output, float2* statistics, int lane) {
+// Rows [rows.begin, rows.end) of one granule that are read as BF16. `q`: what stage_logit takes. `claim()` waits until the partial result may be written.
+template <int kHeadDim, class Ring, class LaneQuery, class Sink, class Claim>
+__device__ __forceinline__ void consume_granule(Ring& ring, const LaneQuery& q, RowRange rows, int first_position, const Sink& sink, Claim&& claim,
+                                                float* partial, float2* statistics, int lane) {
   float logits[1] = {}, weights[1] = {}, maximum = 0.0f;
-  float accumulator[8] = {};
+  float output[8] = {};
 #pragma unroll 1
   for (int pass = 0; pass < 4; ++pass) {  // K, K, V, V
     const RowRange copied = rows.stage(pass % 2);
@@ -589,16 +590,17 @@ __device__ __forceinline__ void consume_granule(GranuleRing<L, kHeadDim>& ring, 
       maximum = warp_weights(logits, present, weights);
     }
     if (copied.empty()) continue;
-    const unsigned char* data = ring.acquire();
+    const unsigned char* data = ring.acquire(lane);
     if (pass < 2) {
       stage_logit<kHeadDim>(data, q, pass, logits[0], lane);
     } else {
-      add_stage_values<kHeadDim>(data, weights[0], pass % 2, copied, accumulator, lane);
+      add_stage_values<kHeadDim>(data, weights[0], pass % 2, copied, output, lane);
     }
     ring.release(lane);
   }
   const float sum = warp_sum(weights[0]);
-  store_granule<kHeadDim>(accumulator, output, lane);
+  claim();
+  store_granule<kHeadDim>(output, partial, lane);
   if (lane == 0) *statistics = make_float2(maximum, sum);
 }
 
@@ -677,7 +679,7 @@ __device__ __forceinline__ void dot_stage(const unsigned char* stage, const Stag
       load_words<4 * kOwn>(pairs, payload + L::kPayloadBytes + (segment * kHeadDim + lane * kOwn) * 4);
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) {
-        const float2 minimum_scale = parameter(pairs[i]);
+        const float2 minimum_scale = minimum_and_scale(pairs[i]);
         const float q = i % 2 == 0 ? low_value(q_pairs[i / 2]) : high_value(q_pairs[i / 2]);
         scaled[i] = __fmul_rn(q, minimum_scale.y);  // exact: 8 + 11 bits
         bias = __fmaf_rn(q, minimum_scale.x, bias);
@@ -813,7 +815,7 @@ __device__ __forceinline__ void add_stage(const unsigned char* stage, const std:
     if (listed) load_words<4 * kHalves>(pairs, parameters + place * kHalves);
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
-      const float2 minimum_scale = parameter(pairs[h]);
+      const float2 minimum_scale = minimum_and_scale(pairs[h]);
       const int center = min(max(__float2int_rn(__fmul_rn(-minimum_scale.x, reciprocal(minimum_scale.y))), 0), 15);
       offsets[h] = __fmaf_rn(weight, __fmaf_rn(static_cast<float>(center), minimum_scale.y, minimum_scale.x), offsets[h]);
       product[i][h] = __fmul_rn(weight, minimum_scale.y);
@@ -962,37 +964,6 @@ __device__ __forceinline__ void consume_page(PageRing<L, kHeadDim>& ring, const 
   claim();
   store_values<kHeadDim>(output, offsets, partial, lane);
   if (lane == 0) *statistics = scratch.statistics;
-}
-
-// The rows of a granule that are read as BF16.
-template <class L, int kHeadDim, class Sink, class Claim>
-__device__ __forceinline__ void consume_rows(PageRing<L, kHeadDim>& ring, const PageScratch<kHeadDim>& scratch, RowRange rows, int first_position,
-                                             const Sink& sink, Claim&& claim, float* partial, float2* statistics, int lane) {
-  float logits[1] = {}, weights[1] = {}, maximum = 0.0f;
-  float output[8] = {};
-#pragma unroll 1
-  for (int pass = 0; pass < 4; ++pass) {  // K, K, V, V
-    const RowRange copied = rows.stage(pass % 2);
-    if (pass == 2) {
-      const int row = granule_row(lane);
-      const bool present[1] = {row >= rows.begin && row < rows.end};  // other rows of a stage were not copied
-      if (present[0]) sink(first_position + row, logits[0]);
-      maximum = warp_weights(logits, present, weights);
-    }
-    if (copied.empty()) continue;
-    const unsigned char* data = ring.acquire(lane);
-    if (pass < 2) {
-      float q[kHeadDim / 8];
-      load_query<kHeadDim>(scratch.q, lane, q);
-      stage_logit<kHeadDim>(data, q, pass, logits[0], lane);
-    } else {
-      add_stage_values<kHeadDim>(data, weights[0], pass % 2, copied, output, lane);
-    }
-  }
-  const float sum = warp_sum(weights[0]);
-  claim();
-  store_granule<kHeadDim>(output, partial, lane);
-  if (lane == 0) *statistics = make_float2(maximum, sum);
 }
 
 // --- combination ---
@@ -1226,8 +1197,8 @@ __global__ void __launch_bounds__(Layout<kHeadDim, kPacked>::kThreads, Layout<kH
         barrier_wait(&shared.partials_empty[buffer], (round >> 1 & 1) ^ 1);
         const RowRange rows = bf16_rows<false>(query, split, warp);
         if (!rows.empty()) {
-          consume_granule<L, kHeadDim>(ring, q, rows, split * kSplitTokens + warp * kGranuleRows, sink, shared.partial_output[buffer][warp],
-                                       &shared.partial_statistics[buffer][warp], lane);
+          consume_granule<kHeadDim>(ring, q, rows, split * kSplitTokens + warp * kGranuleRows, sink, [] {}, shared.partial_output[buffer][warp],
+                                    &shared.partial_statistics[buffer][warp], lane);
         }
         __syncwarp();
         barrier_arrive(&shared.partials_full[buffer]);
@@ -1291,8 +1262,8 @@ __global__ void __launch_bounds__(Layout<kHeadDim, kPacked>::kThreads, Layout<kH
           const int granule = 2 * page_of_split + turn, partial = page_of_split * kPagePartials + 1 + turn;
           const RowRange rows = bf16_rows<true>(query, split, granule);
           if (rows.empty()) continue;
-          consume_rows<L, kHeadDim>(ring, scratch, rows, split * kSplitTokens + granule * kGranuleRows, sink, claim, outputs[partial],
-                                    &statistics[partial], lane);
+          consume_granule<kHeadDim>(ring, scratch.q, rows, split * kSplitTokens + granule * kGranuleRows, sink, claim, outputs[partial], &statistics[partial],
+                                    lane);
         }
       }
       claim();  // also by a warp without a page: an arrival belongs to its own round

@@ -20,6 +20,15 @@ __device__ __forceinline__ Bfloat16 to_bfloat16(float value) { return __float2bf
 // The two BF16 values of a word.
 __device__ __forceinline__ float low_value(std::uint32_t pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float high_value(std::uint32_t pair) { return __uint_as_float(pair & 0xFFFF0000u); }
+// The eight of 16 bytes.
+__device__ __forceinline__ void widen_eight(uint4 vector, float* values) {
+  const std::uint32_t pairs[4] = {vector.x, vector.y, vector.z, vector.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    values[2 * i] = low_value(pairs[i]);
+    values[2 * i + 1] = high_value(pairs[i]);
+  }
+}
 
 // The halving tree 8, 4, 2, 1 over 16 consecutive threads of a warp; every one of them gets the sum. FP32 addition commutes, so the
 // exchange pattern adds the same pairs as "lane j += lane j + width".

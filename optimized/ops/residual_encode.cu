@@ -84,19 +84,6 @@ __device__ __forceinline__ std::uint32_t encode_word(const float (&values)[kValu
   return word;
 }
 
-__device__ __forceinline__ void widen(uint4 bf16, float (&values)[kValues]) {
-  const std::uint32_t words[4] = {bf16.x, bf16.y, bf16.z, bf16.w};
-#pragma unroll
-  for (int k = 0; k < kValues / 2; ++k) {
-    values[2 * k] = low_value(words[k]);
-    values[2 * k + 1] = high_value(words[k]);
-  }
-}
-
-__device__ __forceinline__ float2 minimum_and_scale(std::uint32_t parameters) {
-  return __half22float2(*reinterpret_cast<const __half2*>(&parameters));
-}
-
 // Adds the eight values of a word of codes; the first stream replaces. code * scale has 15 bits and is exact, so one rounding is that of dec().
 __device__ __forceinline__ void add_decoded(float (&sums)[kValues], std::uint32_t word, const float2 (&parameters)[kValues], bool first) {
 #pragma unroll
@@ -246,8 +233,8 @@ struct EncodeTile {
       const int row = slot() + j * kSlots;
       if (row >= rows) continue;
       float x[kValues];
-      widen(loaded[j], x);
-      if (fault == Fault::unreconstructed_predecessor && stream > 1) widen(load(shared.unreconstructed[row], KvTensor::k, shared.position[row]), values[j]);
+      widen_eight(loaded[j], x);
+      if (fault == Fault::unreconstructed_predecessor && stream > 1) widen_eight(load(shared.unreconstructed[row], KvTensor::k, shared.position[row]), values[j]);
 #pragma unroll
       for (int k = 0; k < kValues; ++k) {
         values[j][k] = stream == 1 ? x[k] : __fsub_rn(x[k], values[j][k]);
@@ -334,10 +321,10 @@ struct EncodeTile {
           continue;
         }
         float values[kValues];
-        widen(loaded[s - 1], values);
+        widen_eight(loaded[s - 1], values);
         if (s > 1) {
           if (fault == Fault::unreconstructed_predecessor && here) {
-            widen(load(entry.bf16[resident_loop(map, row, s - 1) - 1], KvTensor::v, position), reconstructed);
+            widen_eight(load(entry.bf16[resident_loop(map, row, s - 1) - 1], KvTensor::v, position), reconstructed);
           }
 #pragma unroll
           for (int k = 0; k < kValues; ++k) values[k] = __fsub_rn(values[k], reconstructed[k]);
@@ -431,8 +418,7 @@ __global__ void __launch_bounds__(kHeadDim) residual_encode_again_kernel(KvView 
       const int compact = static_cast<int>(map.rank[stream - 1]) + bits_below(map.active[stream - 1], row);
       if (tensor == KvTensor::k) {
         const std::uint32_t stored = parameters[static_cast<std::size_t>(compact / kGroupSize) * kHeadDim + channel];
-        const float minimum = __half2float(__ushort_as_half(static_cast<unsigned short>(stored & 0xFFFFu)));
-        const float scale = __half2float(__ushort_as_half(static_cast<unsigned short>(stored >> 16)));
+        const auto [minimum, scale] = minimum_and_scale(stored);
         if (!isfinite(value)) report(NumericFaultKind::k_group, stream, position, channel);
         const float quotient = scale == 0.0f ? 0.0f : rintf(__fdiv_rn(__fsub_rn(value, minimum), scale));
         codes[channel] = static_cast<std::uint8_t>(fminf(fmaxf(quotient, 0.0f), 15.0f));

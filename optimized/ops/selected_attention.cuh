@@ -97,14 +97,6 @@ struct SelectedShared {
   std::uint64_t full[2], empty[2];                      // of chain_output and chain_statistics
 };
 
-__device__ __forceinline__ void widen_row(uint4 data, float (&values)[8]) {
-  const std::uint32_t pairs[4] = {data.x, data.y, data.z, data.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    values[2 * i] = low_value(pairs[i]);
-    values[2 * i + 1] = high_value(pairs[i]);
-  }
-}
 template <int kBytes>
 __device__ __forceinline__ void copy_async_if(bool wanted, void* target, std::uint64_t source) {
   if constexpr (kBytes == 16) {
@@ -381,7 +373,7 @@ struct ChainReader {
     float scaled[4], bias = 0.0f, largest = 0.0f;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float2 minimum_scale = parameter(words[i]);
+      const float2 minimum_scale = minimum_and_scale(words[i]);
       scaled[i] = __fmul_rn(fold_q[i], minimum_scale.y);  // exact: 8 + 11 bits
       bias = __fmaf_rn(fold_q[i], minimum_scale.x, bias);
       largest = fmaxf(largest, fabsf(scaled[i]));
@@ -484,7 +476,7 @@ struct ChainReader {
       products[stream] = 0.0f;
       if (stream >= streams) break;
       const float key_weight = rows.is(kValued, stream) ? weight : 0.0f;
-      const float2 minimum_scale = parameter(rows.v_parameters[stream]);  // zeros without a row: 0 / 0 is taken for 0
+      const float2 minimum_scale = minimum_and_scale(rows.v_parameters[stream]);  // zeros without a row: 0 / 0 is taken for 0
       const float center = fminf(fmaxf(rintf(__fdividef(-minimum_scale.x, minimum_scale.y)), 0.0f), 15.0f);
       offset = __fmaf_rn(key_weight, __fmaf_rn(center, minimum_scale.y, minimum_scale.x), offset);
       products[stream] = __fmul_rn(key_weight, minimum_scale.y);
@@ -599,14 +591,13 @@ struct ChainReader {
       const int plane = resident_loop(query.maps[page], bit, loop);
       own = query.pages[page].bf16[plane - 1] + page_row_offset(query.shape, query.layer, KvTensor::k, query.head, bit) * 2;
     }
-    const std::size_t value_offset = page_tile_offset(query.shape, 0, KvTensor::v, 0) * 2;
     constexpr unsigned kChunks = kBf16Bytes / 16, kRows = 32 / kChunks;
 #pragma unroll
     for (unsigned tensor = kCorrection ? kK : kV; tensor <= kV; ++tensor) {
 #pragma unroll 1
       for (unsigned first = 0; first < count; first += kRows) {
         const unsigned place = first + lane / kChunks;
-        const std::uint64_t row = __shfl_sync(~0u, own, static_cast<int>(place % 32)) + (tensor == kV ? value_offset : 0);
+        const std::uint64_t row = __shfl_sync(~0u, own, static_cast<int>(place % 32)) + (tensor == kV ? tensor_distance(query.shape) : 0);
         if (place < count) {
           copy_async<16>(shared_address(scratch.bf16.rows[kV - tensor] + place * kBf16Bytes + lane % kChunks * 16),
                          reinterpret_cast<const void*>(row + lane % kChunks * 16));
@@ -629,12 +620,12 @@ struct ChainReader {
 
   __device__ __forceinline__ void read_bf16(unsigned tensor, unsigned row, float (&values)[8]) const {
     const uint4 data = *reinterpret_cast<const uint4*>(scratch.bf16.rows[kV - tensor] + row * kBf16Bytes + part() * 16);
-    widen_row(data, values);
+    widen_eight(data, values);
   }
 
   __device__ __forceinline__ float bf16_logit(unsigned count) const {
     float q[8];
-    widen_row(reinterpret_cast<const uint4*>(query_row)[part()], q);
+    widen_eight(reinterpret_cast<const uint4*>(query_row)[part()], q);
     float logit = 0.0f;
 #pragma unroll 1
     for (unsigned first = 0; first < count; first += kBlockRows) {
