@@ -121,7 +121,7 @@ class Reader {
 constexpr std::string_view kThetaRange = "a number above 1, up to 1e12";
 
 double rope_theta(const Reader& reader, std::string_view key, const json& value) {
-  return reader.number(key, value, std::nextafter(1.0, 2.0), 1e12, std::string(kThetaRange));
+  return reader.number(key, value, std::nextafter(1.0, 2.0), kMaximumRopeTheta, std::string(kThetaRange));
 }
 
 // The `rope_scaling` (transformers 4) or `rope_parameters` (5) object: only unscaled RoPE. Returns its rope_theta, where it has one.

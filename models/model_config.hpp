@@ -19,6 +19,7 @@ inline constexpr int kMaximumHeadDim = 1024;
 inline constexpr int kMaximumIntermediate = 1 << 20;
 inline constexpr int kMaximumVocab = 1 << 24;
 inline constexpr int kMaximumPositions = 1 << 24;
+inline constexpr double kMaximumRopeTheta = 1e12;
 
 struct ModelConfig {
   int layers = 0;  // physical layers, shared by all loops

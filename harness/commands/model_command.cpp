@@ -160,7 +160,7 @@ void add_synth(CLI::App& model, int& exit_code) {
   size("--vocab", options->vocab, "Vocabulary", kMaximumVocab);
   size("--loops", options->loops, "Loops (total_ut_steps); FlashLoop needs four", kMaximumLoops);
   size("--max-positions", options->max_positions, "Longest sequence", kMaximumPositions);
-  command->add_option("--rope-theta", options->rope_theta, "Base of the RoPE frequencies")->type_name("X")->check(real_number(1.001, 1e12));
+  command->add_option("--rope-theta", options->rope_theta, "Base of the RoPE frequencies")->type_name("X")->check(real_number(1.001, kMaximumRopeTheta));
   command->add_option("--seed", options->synth.seed, "Seed of the weights")
       ->check(whole_number())
       ->type_name("N")

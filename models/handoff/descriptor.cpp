@@ -15,7 +15,6 @@ namespace loopgauge::handoff {
 namespace {
 
 constexpr std::string_view kMagic = "LGPDDESC";
-constexpr double kMaximumRopeTheta = 1e12;  // as of a checkpoint
 
 [[noreturn]] void refuse(const std::string& field, const std::string& sentence) {
   throw HandoffError("descriptor: " + field + " " + sentence);
