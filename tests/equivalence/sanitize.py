@@ -2,12 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every case of a set on the CUDA runtime under a tool of compute-sanitizer, several at once.
 
-    sanitize.py --program LOOPGAUGE --tool racecheck [--set smoke] [--select GLOB ...] [--devices 0,1] [--at-once N] [--seconds S] [--host-gib G] [--log FILE]
+    sanitize.py --program LOOPGAUGE --tool racecheck [--set smoke] [--select GLOB ...] [--only NAME | --without NAME] [--devices 0,1] [--at-once N]
+                [--seconds S] [--host-gib G] [--log FILE]
 
-A line of the log per case, as JSON: case, tool, outcome, seconds, host_gib (the most of its processes together) and, where it is not clean, what was said:
-clean; errors (the tool reports some); failed (the program itself did); killed (by a signal from outside: racecheck keeps gigabytes of host memory a
-process); cut off (--seconds were over). Cases that the log has as clean with the same tool, program and device are not run again. Kernels of libraries are
-left out of racecheck; copies of whole pages, which hold rows that nobody has written yet, out of initcheck.
+A line of the log per case, as JSON: case, tool, kernels (all, or which), outcome, seconds, host_gib (the most of its processes together) and, where it
+is not clean, what was said. Outcomes: clean; errors (the tool reports some); failed (the program itself did); killed (by a signal from outside:
+racecheck keeps gigabytes of host memory a process); cut off (--seconds were over). Cases that the log has as clean with the same tool, program and device are not run again. Kernels of libraries are
+left out of racecheck; copies of whole pages, which hold rows that nobody has written yet, out of initcheck. Racecheck judges every access to shared
+memory on the CPU, and five of six are the products': `--without linear` and `--only linear` check the same launches in two parts.
 
 Exit status: 0 every case is clean, 1 the tool reports errors or the program fails, 5 not every case came to its end, 77 there is nothing to check with.
 """
@@ -28,13 +30,24 @@ import time
 # Until a stream is synchronized racecheck keeps what it has seen of every launch: 76 GiB of host memory for a case.
 TOOLS = {
     "memcheck": [],
-    "racecheck": ["--kernel-name", "kns=_kernel", "--force-synchronization-limit", "1"],
+    "racecheck": ["--force-synchronization-limit", "1"],
     "initcheck": ["--check-api-memory-access", "no"],
     "synccheck": [],
 }
+OWN_KERNELS = "_kernel"
 ERRORS_EXIT = 99
 NOTHING_FOUND = re.compile(r"SUMMARY: 0 (errors|hazards)")
 PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def kernel_filters(options):
+    """Options of the tool that say which kernels it looks at."""
+    name = options.only or (OWN_KERNELS if options.tool == "racecheck" else None)
+    return (["--kernel-name", f"kns={name}"] if name else []) + (["--kernel-name-exclude", f"kns={options.without}"] if options.without else [])
+
+
+def kernels_in_words(options):
+    return f"only {options.only}" if options.only else f"without {options.without}" if options.without else "all"
 
 
 def resident_by_group():
@@ -55,7 +68,7 @@ class Check:
     def __init__(self, options, case, device):
         self.case, self.device, self.begin, self.most_bytes, self.cut_off = case, device, time.monotonic(), 0, False
         self.output = tempfile.TemporaryFile(mode="w+", errors="replace")
-        command = [options.sanitizer, "--tool", options.tool, *TOOLS[options.tool], "--error-exitcode", str(ERRORS_EXIT), options.program, "run", case, "--executor", "optimized"]
+        command = [options.sanitizer, "--tool", options.tool, *kernel_filters(options), *TOOLS[options.tool], "--error-exitcode", str(ERRORS_EXIT), options.program, "run", case, "--executor", "optimized"]
         environment = dict(os.environ, CUDA_VISIBLE_DEVICES=device, OMP_NUM_THREADS="1")
         self.process = subprocess.Popen(command, stdout=self.output, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
 
@@ -67,7 +80,7 @@ class Check:
             pass
         self.process.wait()
 
-    def row(self, tool, identity):
+    def row(self, tool, kernels, identity):
         self.output.seek(0)
         text = self.output.read()
         code = self.process.returncode
@@ -81,7 +94,7 @@ class Check:
             outcome = "killed"
         else:
             outcome = "failed"
-        row = {"case": self.case, "tool": tool, "outcome": outcome, "seconds": round(time.monotonic() - self.begin, 1), "host_gib": round(self.most_bytes / 2**30, 2), "program": identity}
+        row = {"case": self.case, "tool": tool, "kernels": kernels, "outcome": outcome, "seconds": round(time.monotonic() - self.begin, 1), "host_gib": round(self.most_bytes / 2**30, 2), "program": identity}
         if outcome != "clean":
             said = [line for line in text.splitlines() if line.startswith("=========") or "loopgauge:" in line]
             row["exit"], row["said"] = code, (said or text.splitlines())[-20:]
@@ -94,11 +107,11 @@ def cases_of(options):
     return [case for case in cases if any(fnmatch.fnmatchcase(case, glob) for glob in options.select)]
 
 
-def known_clean(log, tool, identity):
+def known_clean(log, tool, kernels, identity):
     if not log or not log.exists():
         return set()
     rows = (json.loads(line) for line in log.read_text().splitlines() if line.strip())
-    return {row["case"] for row in rows if row["outcome"] == "clean" and row["tool"] == tool and row["program"] == identity}
+    return {row["case"] for row in rows if row["outcome"] == "clean" and row["tool"] == tool and row.get("kernels", "all") in (kernels, "all") and row["program"] == identity}
 
 
 def run(options, cases, record):
@@ -134,6 +147,9 @@ def main():
     parser.add_argument("--tool", required=True, choices=sorted(TOOLS))
     parser.add_argument("--set", default="smoke", help="set of cases (loopgauge list --help)")
     parser.add_argument("--select", nargs="+", default=["*"], metavar="GLOB", help="cases of the set, such as '*/t1s1q1*/seven'")
+    kernels = parser.add_mutually_exclusive_group()
+    kernels.add_argument("--only", metavar="NAME", help="only kernels whose name contains this")
+    kernels.add_argument("--without", metavar="NAME", help="no kernel whose name contains this")
     parser.add_argument("--devices", default="0", help="numbers of devices, separated by commas")
     parser.add_argument("--at-once", type=int, default=4, help="cases at once on a device")
     parser.add_argument("--seconds", type=float, default=86400, help="time for everything")
@@ -155,11 +171,11 @@ def main():
     cases = cases_of(options)
     if not cases:
         parser.error(f"no case of set {options.set} matches {' '.join(options.select)}")
-    done = known_clean(options.log, options.tool, identity)
+    done = known_clean(options.log, options.tool, kernels_in_words(options), identity)
     counts = {}
 
     def record(check):
-        row = check.row(options.tool, identity)
+        row = check.row(options.tool, kernels_in_words(options), identity)
         counts[row["outcome"]] = counts.get(row["outcome"], 0) + 1
         if options.log:
             with options.log.open("a") as log:
@@ -171,7 +187,7 @@ def main():
     left = run(options, [case for case in cases if case not in done], record)
     counts["clean"] = counts.get("clean", 0) + len(done & set(cases))
     words = [f"{counts[word]} {word}" for word in ("clean", "errors", "failed", "killed", "cut off") if counts.get(word)]
-    print(f"{options.tool} over {len(cases)} cases of {options.set}: {', '.join(words)}{f', {left} not begun' if left else ''}, {time.monotonic() - begin:.0f} s")
+    print(f"{options.tool} of {kernels_in_words(options)} kernels over {len(cases)} cases of {options.set}: {', '.join(words)}{f', {left} not begun' if left else ''}, {time.monotonic() - begin:.0f} s")
     if counts.get("errors") or counts.get("failed"):
         return 1
     return 0 if counts.get("clean", 0) == len(cases) else 5
