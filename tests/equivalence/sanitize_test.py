@@ -79,12 +79,13 @@ class Sanitize(unittest.TestCase):
 
     def test_part_of_the_kernels_is_not_the_whole(self):
         select = ("--select", "*/clean-1")
-        for part, passed_on in ((("--without", "linear"), "--kernel-name kns=_kernel --kernel-name-exclude kns=linear "), (("--only", "linear"), "--kernel-name kns=linear --force")):
+        for part, passed_on in ((("--without", "linear"), "--kernel-name kns=_kernel --kernel-name-exclude kns=linear "), (("--only", "linear"), "--kernel-name kns=linear --force"),
+                                (("--without", "linear", "norm"), "--kernel-name kns=_kernel --kernel-name-exclude kns=linear --kernel-name-exclude kns=norm ")):
             result = self.run_script(*select, *part)
             self.assertEqual(result.returncode, 0, result.stderr)
             self.assertIn(passed_on, self.calls.read_text())
-            self.assertIn(f"racecheck of {part[0][2:]} linear kernels over 1 cases", result.stdout)
-        self.assertEqual([row["kernels"] for row in map(json.loads, self.log.read_text().splitlines())], ["without linear", "only linear"])
+            self.assertIn(f"racecheck of {part[0][2:]} {' '.join(part[1:])} kernels over 1 cases", result.stdout)
+        self.assertEqual([row["kernels"] for row in map(json.loads, self.log.read_text().splitlines())], ["without linear", "only linear", "without linear norm"])
         calls = self.calls.read_text()
         self.run_script(*select)  # neither part stands for all of them
         self.assertNotEqual(self.calls.read_text(), calls)
@@ -94,7 +95,8 @@ class Sanitize(unittest.TestCase):
         self.assertEqual(self.run_script(*select, "--only", "linear", "--without", "linear").returncode, 2)
 
     def test_tools_get_their_options(self):
-        for tool, option in (("racecheck", "--kernel-name kns=_kernel --force-synchronization-limit 1"), ("initcheck", "--check-api-memory-access no")):
+        for tool, option in (("racecheck", "--kernel-name kns=_kernel --force-synchronization-limit 1"), ("initcheck", "--check-api-memory-access no"),
+                             ("synccheck", "--num-cuda-barriers 512")):
             self.run_script("--select", "*/clean-1", tool=tool)
             self.assertIn(f"--tool {tool} {option} --error-exitcode 99 ", self.calls.read_text())
 
