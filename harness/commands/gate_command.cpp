@@ -3,13 +3,17 @@
 #include <filesystem>
 #include <iostream>
 #include <memory>
+#include <string>
+#include <system_error>
 
 #include "harness/commands/command.hpp"
 #include "harness/gate/baseline.hpp"
 #include "harness/gate/gate.hpp"
 #include "harness/gate/known_issues.hpp"
 #include "harness/io/atomic_output.hpp"
+#include "harness/io/replaceable.hpp"
 #include "harness/report/report_file.hpp"
+#include "harness/report_lock.hpp"
 #include "models/error.hpp"
 
 namespace loopgauge::harness {
@@ -27,12 +31,18 @@ struct CommandOptions {
 
 // The report's cases become the baseline's; cases that it lacks stay unless they are to be pruned.
 void update(const CommandOptions& options, const Report& report) {
+  require_other_file(options.baseline_file, options.report_file, "the report itself");
+  require_replaceable_text(options.baseline_file, kBaselineMagic, "--baseline");
   const Baseline fresh = baseline_of(report);
+  const ReportLock lock(options.baseline_file, "--baseline");  // before what is there is read
   BaselineUpdate update{fresh};
-  if (std::filesystem::exists(options.baseline_file) && !options.prune) {
+  std::error_code unknown;
+  if (std::filesystem::exists(options.baseline_file, unknown) && std::filesystem::file_size(options.baseline_file, unknown) > 0 && !options.prune) {
     update = update_baseline(read_baseline(options.baseline_file), fresh);
   }
-  write_text_file(options.baseline_file, baseline_text(update.baseline));
+  const std::string text = baseline_text(update.baseline);
+  parse_baseline(text, "the baseline of " + options.report_file);  // a report of another program may hold ids that no baseline can
+  write_text_file(options.baseline_file, text);
   std::cout << "wrote " << options.baseline_file << ": " << update.baseline.values.size() << " values of set " << update.baseline.set;
   if (options.prune) {
     std::cout << ", of this report alone\n";
@@ -71,7 +81,8 @@ void add_gate_command(CLI::App& app, int& exit_code) {
       "  paired test over the traces of a setting;\n"
       "  on the same device, a fastest repetition slower than the slowest was by more than 5 %.\n"
       "reports/ci/ has workflows for runners with and without a GPU.\n"
-      "Exit codes: 0 no regression, 1 regression, 3 not comparable or unreadable, 5 cases are missing.");
+      "The model is known by its weights and its configuration (rope_theta, rms_norm_eps, sizes): a report of another one is not comparable.\n"
+      "Exit codes: 0 no regression, 1 regression, 3 not comparable or unreadable, or another process is updating the baseline, 5 cases are missing.");
   command->callback([options, &exit_code] {
     if (options->prune && !options->update) throw ConfigError("--prune has no effect without --update");
     if (options->update && (!options->known_issues_file.empty() || !options->annotations.empty())) {

@@ -7,7 +7,9 @@
 #include <cmath>
 #include <fstream>
 #include <iterator>
+#include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -21,7 +23,6 @@
 namespace loopgauge::harness {
 namespace {
 
-constexpr std::string_view kMagic = "loopgauge-baseline";
 constexpr std::size_t kDigestDigits = 16;  // 64 bits: enough to see a change
 
 constexpr std::array kMetrics{
@@ -205,8 +206,10 @@ Baseline baseline_of(const Report& report) {
     throw ConfigError("the report holds shards " + report.meta.shard +
                       " only; merge all of them (loopgauge report merge) before updating a baseline");
   }
+  if (report.meta.model_config.empty()) throw ConfigError("the report does not say the configuration of its model (model_config): sweep again");
   Baseline baseline;
   baseline.model_sha256 = report.meta.model_sha256;
+  baseline.model_config = report.meta.model_config;
   baseline.set = report.meta.set;
   if (report.meta.device_available) baseline.device = report.meta.device;
   for (const CaseResult& row : report.cases) {
@@ -233,6 +236,9 @@ BaselineUpdate update_baseline(const Baseline& before, const Baseline& fresh) {
     throw ConfigError("the baseline is of " + std::string(what) + " '" + *old_value + "', the report of '" + *new_value +
                       "': their cases cannot stand in one baseline (--prune replaces all of it)");
   }
+  if (const std::string difference = model_config_difference(before.model_config, fresh.model_config); before.version >= 3 && !difference.empty()) {
+    throw ConfigError("other configurations of the model: " + difference + "; their cases cannot stand in one baseline (--prune replaces all of it)");
+  }
   using CaseValues = std::map<std::pair<std::string, std::string>, std::map<std::string, std::string>>;
   const auto by_case = [](const Baseline& baseline) {
     CaseValues cases;
@@ -244,8 +250,12 @@ BaselineUpdate update_baseline(const Baseline& before, const Baseline& fresh) {
   // Values of the optimized column that stay are of the device that they were measured on.
   if (fresh.device == "none") update.baseline.device = before.device;
   const bool other_device = before.device != "none" && fresh.device != "none" && before.device != fresh.device;
+  // Before version 3 only equal bits say so.
+  bool same_configuration = before.version >= 3;
   for (const auto& [name, values] : new_cases) {
     const auto old_case = old_cases.find(name);
+    if (old_case != old_cases.end() && name.second == "reference" && values.contains("digest") && old_case->second.contains("digest"))
+      same_configuration = same_configuration || values.at("digest") == old_case->second.at("digest");
     update.added += old_case == old_cases.end();
     update.updated += old_case != old_cases.end() && old_case->second != values;
   }
@@ -256,14 +266,18 @@ BaselineUpdate update_baseline(const Baseline& before, const Baseline& fresh) {
                         fresh.device + "' lacks: one baseline has one device (--prune drops what the report lacks)");
     }
     ++update.kept;
+    if (!same_configuration) {
+      throw ConfigError("the baseline is of version " + std::to_string(before.version) + ", which does not record the model's configuration, and no digest shows that case " +
+                        name.first + " (" + name.second + "), which the report lacks, is of the report's: sweep it too (--prune drops what the report lacks)");
+    }
     for (const auto& [metric, value] : values) update.baseline.values[{name.first, name.second, metric}] = value;
   }
   return update;
 }
 
 std::string baseline_text(const Baseline& baseline) {
-  std::string text = std::string(kMagic) + " " + std::to_string(kBaselineVersion) + "\nmodel " + baseline.model_sha256 + "\nset " +
-                     baseline.set + "\ndevice " + baseline.device + "\n";
+  std::string text = std::string(kBaselineMagic) + " " + std::to_string(kBaselineVersion) + "\nmodel " + baseline.model_sha256 + "\nconfig " + baseline.model_config +
+                     "\nset " + baseline.set + "\ndevice " + baseline.device + "\n";
   // Sorted as lines, which is not the order of the keys: '/' and ' ' compare by their bytes.
   std::vector<std::string> lines;
   for (const auto& [key, value] : baseline.values) lines.push_back(key.id + " " + key.executor + " " + key.metric + " " + value);
@@ -275,8 +289,9 @@ std::string baseline_text(const Baseline& baseline) {
 Baseline parse_baseline(std::string_view text, std::string_view name) {
   Baseline baseline;
   std::string previous;
-  int line_number = 0, content = 0;
-  int header_lines_skipped = 0;  // version 1 has no device line
+  int line_number = 0;
+  enum class Header { version, model, config, set, device, cases };  // the line that is expected
+  Header expected = Header::version;
   for (std::size_t begin = 0; begin < text.size();) {
     const std::size_t end = std::min(text.find('\n', begin), text.size());
     const std::string_view line = text.substr(begin, end - begin);
@@ -285,31 +300,41 @@ Baseline parse_baseline(std::string_view text, std::string_view name) {
     if (line.empty() || line.front() == '#') continue;
     if (line.back() == '\r') fail(name, line_number, "the line ends in CR LF; a baseline has LF alone, as git keeps it without autocrlf");
     const std::vector<std::string_view> words = words_of(line);
-    switch (content++) {
-      case 0:
-        if (words.size() != 2 || words[0] != kMagic)
-          fail(name, line_number, "not a baseline: the first line must be '" + std::string(kMagic) + " " + std::to_string(kBaselineVersion) + "'");
-        if (words[1] != "1" && words[1] != std::to_string(kBaselineVersion)) {
-          fail(name, line_number, "baseline version " + std::string(words[1]) + "; this program reads versions 1 and 2");
+    const auto rest = [&] { return line.substr(words[0].size() + 1); };
+    switch (expected) {
+      case Header::version: {
+        if (words.size() != 2 || words[0] != kBaselineMagic)
+          fail(name, line_number, "not a baseline: the first line must be '" + std::string(kBaselineMagic) + " " + std::to_string(kBaselineVersion) + "'");
+        const auto version = words[1].size() == 1 ? words[1][0] - '0' : 0;
+        if (version < 1 || version > kBaselineVersion) {
+          fail(name, line_number, "baseline version " + std::string(words[1]) + "; this program reads versions 1 to " + std::to_string(kBaselineVersion));
         }
-        baseline.version = words[1] == "1" ? 1 : kBaselineVersion;
-        if (baseline.version == 1) ++header_lines_skipped;
+        baseline.version = version;
+        expected = Header::model;
         continue;
-      case 1:
+      }
+      case Header::model:
         if (words.size() != 2 || words[0] != "model" || !is_hex(words[1], 64)) fail(name, line_number, "expected 'model <sha256>'");
         baseline.model_sha256 = words[1];
+        expected = baseline.version < 3 ? Header::set : Header::config;
         continue;
-      case 2:
+      case Header::config:
+        if (words.size() < 2 || words[0] != "config" || !nlohmann::json::parse(rest(), nullptr, false).is_object())
+          fail(name, line_number, "expected 'config <model_config of the report, one line of JSON>'");
+        baseline.model_config = rest();
+        expected = Header::set;
+        continue;
+      case Header::set:
         if (words.size() != 2 || words[0] != "set" || words[1].empty()) fail(name, line_number, "expected 'set <name>'");
         baseline.set = words[1];
-        content += header_lines_skipped;
+        expected = baseline.version < 2 ? Header::cases : Header::device;
         continue;
-      case 3:
-        if (words.size() < 2 || words[0] != "device" || words[1].empty())
-          fail(name, line_number, "expected 'device <name>' or 'device none'");
-        baseline.device = line.substr(words[0].size() + 1);
+      case Header::device:
+        if (words.size() < 2 || words[0] != "device" || words[1].empty()) fail(name, line_number, "expected 'device <name>' or 'device none'");
+        baseline.device = rest();
+        expected = Header::cases;
         continue;
-      default:
+      case Header::cases:
         break;
     }
     if (words.size() != 4 || std::any_of(words.begin(), words.end(), [](std::string_view w) { return w.empty(); })) {
@@ -327,9 +352,26 @@ Baseline parse_baseline(std::string_view text, std::string_view name) {
     }
     if (!baseline.values.emplace(key, words[3]).second) fail(name, line_number, "this case, executor and metric were given before");
   }
-  if (content < 4) fail(name, line_number, "the header is incomplete: version, model, set and device are needed");
+  if (expected != Header::cases) fail(name, line_number, "the header is incomplete: version, model, config, set and device are needed");
   if (baseline.values.empty()) fail(name, line_number, "the baseline holds no case");
   return baseline;
+}
+
+std::string model_config_difference(std::string_view baseline, std::string_view report) {
+  if (baseline == report) return {};
+  const nlohmann::json a = nlohmann::json::parse(baseline, nullptr, false), b = nlohmann::json::parse(report, nullptr, false);
+  if (!a.is_object() || !b.is_object()) return "it is '" + std::string(baseline) + "' in the baseline and '" + std::string(report) + "' in the report";
+  const auto shown = [](const nlohmann::json& object, const std::string& key) { return object.contains(key) ? object.at(key).dump() : "absent"; };
+  std::set<std::string> keys;
+  for (const nlohmann::json* object : {&a, &b}) {
+    for (const auto& [key, unused] : object->items()) keys.insert(key);
+  }
+  std::string difference;
+  for (const std::string& key : keys) {
+    if (shown(a, key) == shown(b, key)) continue;
+    difference += (difference.empty() ? "" : ", ") + key + " is " + shown(a, key) + " in the baseline and " + shown(b, key) + " in the report";
+  }
+  return difference.empty() ? "model_config is spelled in another way" : difference;
 }
 
 Baseline read_baseline(const std::filesystem::path& path) {

@@ -253,6 +253,10 @@ void require_comparable(const Report& report, const Baseline& baseline) {
   if (report.meta.model_sha256 != baseline.model_sha256) {
     throw FileError("not comparable: the report is of model " + report.meta.model_sha256 + ", the baseline of " + baseline.model_sha256);
   }
+  if (const std::string difference = model_config_difference(baseline.model_config, report.meta.model_config);
+      baseline.version >= 3 && !difference.empty()) {
+    throw FileError("not comparable: other configurations of the model: " + difference);
+  }
   if (report.meta.set != baseline.set) {
     throw FileError("not comparable: the report is of set '" + report.meta.set + "', the baseline of set '" + baseline.set + "'");
   }
@@ -268,7 +272,8 @@ void add_notes(const Context& context, const GateOptions& options, const std::ve
   }
   if (context.baseline.version < kBaselineVersion) {
     result.notes.push_back("the baseline is of version " + std::to_string(context.baseline.version) +
-                           ", which lacks metrics of this version; --update writes them");
+                           ": the model is known by its weights alone, not by its configuration" +
+                           (context.baseline.version < 2 ? ", and metrics of this version are lacking" : "") + "; --update writes it");
   }
   if (!meta.shard.empty()) result.notes.push_back("the report holds shards " + meta.shard + " only: merge all of them before gating");
   for (std::size_t i = 0; i < options.known_issues.size(); ++i) {

@@ -58,7 +58,7 @@ struct GateOptions {
   std::string today;  // "2027-01-31": issues until an earlier day have expired
 };
 
-// Throws FileError when the two are not comparable: other model, other set, a planted fault.
+// Throws FileError when the two are not comparable: another model or configuration of it, another set, a planted fault.
 GateResult judge_report(const Report& report, const Baseline& baseline, const GateOptions& options = {});
 
 // One line per metric that is not unchanged, one per case for missing ones, the counts last: "N passed, N failed, N skipped".

@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "harness/io/trace_file.hpp"
+#include "harness/report_lock.hpp"
 #include "harness/sweep/mode_checks.hpp"
 #include "tests/harness_cli/process.hpp"
 
@@ -141,7 +142,7 @@ TEST(GateCommand, SweepUpdateGateAndARegression) {
   const ProcessResult update = run_program({"gate", report, "--baseline", baseline, "--update"});
   ASSERT_EQ(update.exit_code, 0) << update.err;
   const std::string text = read_file(baseline);
-  EXPECT_TRUE(text.starts_with("loopgauge-baseline 2\nmodel ")) << text;
+  EXPECT_TRUE(text.starts_with("loopgauge-baseline 3\nmodel ")) << text;
 
   const ProcessResult same = run_program({"gate", report, "--baseline", baseline});
   EXPECT_EQ(same.exit_code, 0) << same.out;
@@ -182,8 +183,23 @@ TEST(GateCommand, SweepUpdateGateAndARegression) {
   EXPECT_EQ(run_program({"gate", report, "--baseline", baseline, "--update", "--prune"}).exit_code, 0);
   EXPECT_EQ(read_file(baseline), text);
 
+  {
+    const harness::ReportLock first(baseline);
+    const ProcessResult second = run_program({"gate", report, "--baseline", baseline, "--update"});
+    EXPECT_EQ(second.exit_code, 3) << second.out;
+    EXPECT_TRUE(contains(second.err, "another process is writing it: wait for its end or choose another --baseline (process ")) << second.err;
+    EXPECT_EQ(run_program({"gate", report, "--baseline", baseline}).exit_code, 0) << "judging only reads";
+  }
+
+  // What is no baseline is never replaced by one.
   write_file(baseline, "not a baseline\n");
   EXPECT_EQ(run_program({"gate", report, "--baseline", baseline}).exit_code, 3);
+  EXPECT_EQ(run_program({"gate", report, "--baseline", baseline, "--update", "--prune"}).exit_code, 3);
+  EXPECT_EQ(read_file(baseline), "not a baseline\n");
+  EXPECT_EQ(run_program({"gate", report, "--baseline", report, "--update", "--prune"}).exit_code, 2);
+  write_file(baseline, "");
+  EXPECT_EQ(run_program({"gate", report, "--baseline", baseline, "--update"}).exit_code, 0);
+  EXPECT_EQ(read_file(baseline), text);
   EXPECT_EQ(run_program({"gate", folder / "none.h5", "--baseline", baseline}).exit_code, 3);
   EXPECT_EQ(run_program({"gate", report}).exit_code, 2);
 }

@@ -45,6 +45,7 @@ SmallSweep sweep_of(const std::vector<std::string>& globs) {
 
 Report named(Report report) {
   report.meta.model_sha256 = std::string(64, 'a');
+  report.meta.model_config = R"({"rope_theta":10000.0})";
   report.meta.set = "small";
   return report;
 }
@@ -66,7 +67,7 @@ void sweep_and_gate(int repetitions) {
   const std::string baseline = folder / "seven.txt", report = folder / "seven.h5";
   std::istringstream committed(test::read_file(std::string(LOOPGAUGE_SOURCE_DIR) + "/reports/baselines/smoke.txt"));
   std::string lines;
-  int header = 4, cases = 0;
+  int header = 5, cases = 0;
   for (std::string line; std::getline(committed, line);) {
     const bool of_trace = line.find("/seven reference ") != std::string::npos;
     cases += of_trace && line.find(" digest ") != std::string::npos;

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <string>
 
 #include "models/error.hpp"
 
@@ -13,6 +14,7 @@ namespace loopgauge::harness {
 namespace {
 
 const std::string kModel(64, 'a');
+const std::string kConfig = R"({"layers":4,"rms_norm_eps":"1e-06","rope_theta":10000.0})";
 std::string digest(char c) { return std::string(64, c); }
 
 CaseResult passing_case(const std::string& id, const std::string& executor = "reference") {
@@ -43,6 +45,7 @@ CaseResult passing_case(const std::string& id, const std::string& executor = "re
 Report sample() {
   Report report;
   report.meta.model_sha256 = kModel;
+  report.meta.model_config = kConfig;
   report.meta.set = "ci";
   report.meta.device = "no CUDA device";
   report.meta.executors = "both";
@@ -55,13 +58,14 @@ GateResult judge(const Report& report, const Report& before = sample()) { return
 TEST(Baseline, TextIsSortedAndReadsBack) {
   const Baseline baseline = baseline_of(sample());
   const std::string text = baseline_text(baseline);
-  EXPECT_EQ(text.substr(0, text.find('\n')), "loopgauge-baseline 2");
+  EXPECT_EQ(text.substr(0, text.find('\n')), "loopgauge-baseline 3");
   EXPECT_NE(text.find("\nserial/t0s0q0/seven reference kl_mean 0.01[0.008,0.012]\n"), std::string::npos) << text;
   EXPECT_NE(text.find("\nserial/t0s0q0/seven reference memory.steady 150\n"), std::string::npos) << text;
   EXPECT_NE(text.find("\nserial/t0s0q0/seven reference first_token_kl 0.3\n"), std::string::npos) << text;
   const Baseline back = parse_baseline(text, "memory");
   EXPECT_EQ(back.values, baseline.values);
   EXPECT_EQ(back.model_sha256, kModel);
+  EXPECT_EQ(back.model_config, kConfig);
   EXPECT_EQ(back.set, "ci");
   EXPECT_EQ(back.device, "none");
   EXPECT_EQ(baseline_text(back), text);
@@ -81,7 +85,13 @@ TEST(Baseline, MalformedTextsAreRefusedWithTheLine) {
   EXPECT_EQ(message("# remark\n\n" + good), "accepted");
   EXPECT_NE(message("").find("header is incomplete"), std::string::npos);
   EXPECT_NE(message("something else\n").find("ci.txt:1: not a baseline"), std::string::npos);
-  EXPECT_NE(message("loopgauge-baseline 3\n").find("version 3"), std::string::npos);
+  for (const char* version : {"0", "4", "33", "-1", "x"})
+    EXPECT_NE(message("loopgauge-baseline " + std::string(version) + "\n").find("version " + std::string(version) + "; this program reads versions 1 to 3"), std::string::npos);
+  for (const char* config : {"", "config", "config ", "config x", "config 1", "config {", "set ci"}) {
+    EXPECT_NE(message("loopgauge-baseline 3\nmodel " + kModel + "\n" + config + "\nset ci\ndevice none\na reference kl_mean 1\n").find("expected 'config <model_config"),
+              std::string::npos)
+        << config;
+  }
   EXPECT_NE(message("loopgauge-baseline 2\r\n").find("ci.txt:1: the line ends in CR LF"), std::string::npos);
   EXPECT_NE(message("loopgauge-baseline 1\nmodel xyz\n").find("ci.txt:2:"), std::string::npos);
   const std::string header = "loopgauge-baseline 1\nmodel " + kModel + "\nset ci\n";
@@ -125,6 +135,54 @@ TEST(Baseline, AnUpdateKeepsTheCasesThatTheReportLacks) {
     (other_model ? other.meta.model_sha256 : other.meta.set) = other_model ? std::string(64, 'b') : "smoke";
     EXPECT_THROW(update_baseline(before, baseline_of(other)), ConfigError);
   }
+}
+
+std::string refusal(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
+// The hash of the weights does not cover config.json.
+TEST(Baseline, TheSameWeightsInAnotherConfigurationAreAnotherModel) {
+  const Baseline before = baseline_of(sample());
+  Report other = sample();
+  other.meta.model_config = R"({"layers":4,"rms_norm_eps":"1e-05","rope_theta":500000.0})";
+  const std::string difference =
+      "rms_norm_eps is \"1e-06\" in the baseline and \"1e-05\" in the report, rope_theta is 10000.0 in the baseline and 500000.0 in the report";
+  EXPECT_EQ(refusal([&] { judge_report(other, before); }), "not comparable: other configurations of the model: " + difference);
+  EXPECT_NE(refusal([&] { update_baseline(before, baseline_of(other)); }).find(difference), std::string::npos);
+  other.meta.model_config = R"({"layers":4,"rms_norm_eps":"1e-06"})";
+  EXPECT_NE(refusal([&] { judge_report(other, before); }).find("rope_theta is 10000.0 in the baseline and absent in the report"), std::string::npos);
+  other.meta.model_config.clear();
+  EXPECT_NE(refusal([&] { judge_report(other, before); }), "accepted");
+  EXPECT_NE(refusal([&] { baseline_of(other); }), "accepted");
+}
+
+TEST(Baseline, VersionTwoIsJudgedByTheWeightsAloneAndBecomesThree) {
+  std::string text = baseline_text(baseline_of(sample()));
+  text.replace(text.find("config "), text.find("\nset ") - text.find("config ") + 1, "");
+  text[text.find(" 3\n") + 1] = '2';
+  const Baseline old = parse_baseline(text, "old");
+  EXPECT_EQ(old.version, 2);
+  EXPECT_EQ(old.device, "none");
+  const GateResult result = judge_report(sample(), old);
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_NE(gate_text(result).find("note  the baseline is of version 2: the model is known by its weights alone, not by its configuration; --update writes it"),
+            std::string::npos)
+      << gate_text(result);
+  // Cases that stay are of the report's configuration where a digest is the same, else nothing says so.
+  Report part = sample();
+  part.cases.pop_back();
+  EXPECT_EQ(update_baseline(old, baseline_of(part)).baseline.model_config, kConfig);
+  part.cases[0].digests[0].sha256 = digest('9');
+  EXPECT_NE(refusal([&] { update_baseline(old, baseline_of(part)); }).find("does not record the model's configuration"), std::string::npos);
+  Report whole = sample();
+  for (CaseResult& row : whole.cases) row.digests[0].sha256 = digest('9');
+  EXPECT_EQ(update_baseline(old, baseline_of(whole)).updated, 2);
 }
 
 TEST(Baseline, OnlyPassingCompleteSweepsBecomeOne) {
