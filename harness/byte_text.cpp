@@ -41,17 +41,4 @@ std::string printable_text(std::span<const std::int32_t> tokens) {
   return text;
 }
 
-std::string without_controls(std::string_view text) {
-  std::string shown;
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x20 || byte == 0x7f) {
-      shown += escaped(byte);
-    } else {
-      shown += c;
-    }
-  }
-  return shown;
-}
-
 }  // namespace loopgauge::harness

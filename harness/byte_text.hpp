@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <span>
 #include <string>
-#include <string_view>
 
 namespace loopgauge::harness {
 
@@ -13,8 +12,5 @@ inline constexpr int kByteVocabulary = 264;
 
 // One printable ASCII line: other bytes as \n, \t, \\ or \xNN, special tokens as <bos>, <eos>, <pad>, <NNN>.
 std::string printable_text(std::span<const std::int32_t> tokens);
-
-// UTF-8 that a file holds, for a terminal, which would obey control characters: these as \n, \t or \xNN, all else as it is.
-std::string without_controls(std::string_view text);
 
 }  // namespace loopgauge::harness

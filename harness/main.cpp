@@ -13,6 +13,7 @@
 #include "harness/commands/command.hpp"
 #include "harness/interrupt.hpp"
 #include "harness/provenance.hpp"
+#include "harness/report/terminal_text.hpp"
 #include "harness/thread_waiting.hpp"
 #include "models/error.hpp"
 
@@ -41,7 +42,7 @@ int exit_code_of(ErrorKind kind) {
 
 int fail(int exit_code, const std::string& message) {
   std::cout.flush();
-  std::fprintf(stderr, "loopgauge: %s\n", message.c_str());
+  std::cerr << "loopgauge: " << message << std::endl;
   return exit_code;
 }
 
@@ -118,9 +119,10 @@ int main(int argc, char** argv) {
   loopgauge::harness::limit_threads();
   loopgauge::harness::set_command_line(argc, argv);
   loopgauge::harness::install_interrupt_handlers();
+  const loopgauge::harness::EscapedOutput output(std::cout), errors(std::cerr);
   try {
     const int exit_code = run(argc, argv);
-    // Some verbs print through the C library, whose failures the stream does not see.
+    // The stream writes through the C library, some of whose failures it does not see.
     if (!std::cout.flush() || std::fflush(stdout) != 0 || std::ferror(stdout))
       return fail(exit_code_of(ErrorKind::input), "standard output could not be written; the result is incomplete");
     return exit_code;

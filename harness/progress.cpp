@@ -8,6 +8,8 @@
 #include <cstdio>
 #include <utility>
 
+#include "harness/report/terminal_text.hpp"
+
 namespace loopgauge::harness {
 namespace {
 
@@ -33,7 +35,7 @@ void Progress::update(std::int64_t done, std::string_view now) {
   last_draw_ = time;
   drawn_ = true;
   std::string line = label_ + "  " + std::to_string(done) + "/" + std::to_string(total_);
-  if (!now.empty()) line += "  " + std::string(now);
+  if (!now.empty()) line += "  " + without_controls(now);
   line.resize(std::min(line.size(), terminal_columns()));
   std::fprintf(stderr, "\r\033[K%s", line.c_str());
   std::fflush(stderr);

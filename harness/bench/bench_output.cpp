@@ -2,7 +2,6 @@
 #include "harness/bench/bench_output.hpp"
 
 #include <CLI/CLI.hpp>
-#include <cstdio>
 #include <filesystem>
 #include <iostream>
 #include <utility>
@@ -12,6 +11,7 @@
 #include "harness/interrupt.hpp"
 #include "harness/io/replaceable.hpp"
 #include "harness/provenance.hpp"
+#include "harness/report/terminal_text.hpp"
 #include "models/error.hpp"
 #include "optimized/bench/step_bench.hpp"
 
@@ -63,7 +63,7 @@ BenchOutput::BenchOutput(BenchOutputOptions options) : options_(std::move(option
   run.command_line = command_line();
   run.started = utc_timestamp();
   report_.runs.push_back(std::move(run));
-  if (options_.output == "console") std::printf("%s\n", report_.meta.device.c_str());
+  if (options_.output == "console") std::cout << report_.meta.device << "\n";
 }
 
 void BenchOutput::announce(const std::string& what) {
@@ -77,8 +77,8 @@ void BenchOutput::ceilings(double read_gb_per_s, double bf16_tflop_per_s) {
   run.bf16_tflop_per_s = bf16_tflop_per_s;
   if (options_.output == "console") {
     progress_.clear();
-    std::printf("ceilings of this run: read %.0f GB/s, BF16 product %.0f TFLOP/s\n", read_gb_per_s, bf16_tflop_per_s);
-    std::fflush(stdout);
+    std::cout << formatted("ceilings of this run: read %.0f GB/s, BF16 product %.0f TFLOP/s\n", read_gb_per_s, bf16_tflop_per_s);
+    std::cout.flush();
   }
   save();
 }
@@ -88,7 +88,7 @@ void BenchOutput::peer(const std::string& description) {
   report_.runs.back().peer = description;
   if (options_.output == "console") {
     progress_.clear();
-    std::printf("peer: %s\n", description.c_str());
+    std::cout << "peer: " << description << "\n";
   }
   save();
 }
@@ -98,7 +98,7 @@ void BenchOutput::print_header(const char* kind) {
   if (printed_kind_ == kind) return;
   printed_kind_ = kind;
   const std::string header = options_.output == "csv" ? bench_csv_header(kind) : bench_line_header(kind);
-  std::printf("%s\n", header.c_str());
+  std::cout << header << "\n";
 }
 
 void BenchOutput::row(BenchRow row, const std::vector<double>& samples_us, std::vector<BenchMemory> memory) {
@@ -114,8 +114,8 @@ void BenchOutput::row(BenchRow row, const std::vector<double>& samples_us, std::
   if (options_.output != "json") {
     print_header("rows");
     const std::string line = options_.output == "csv" ? bench_csv_line(report_.rows.back()) : bench_line(report_.rows.back());
-    std::printf("%s\n", line.c_str());
-    std::fflush(stdout);
+    std::cout << line << "\n";
+    std::cout.flush();
   }
   save();
 }
@@ -126,8 +126,8 @@ void BenchOutput::end_to_end(EndToEndRow row) {
   if (options_.output != "json") {
     print_header("end_to_end");
     const std::string line = options_.output == "csv" ? bench_csv_line(report_.end_to_end.back()) : bench_line(report_.end_to_end.back());
-    std::printf("%s\n", line.c_str());
-    std::fflush(stdout);
+    std::cout << line << "\n";
+    std::cout.flush();
   }
   save();
 }
@@ -137,8 +137,8 @@ void BenchOutput::left_out(const std::string& what, const std::string& reason) {
   report_.left_out.push_back({static_cast<std::int64_t>(report_.runs.size()) - 1, what, reason});
   if (options_.output == "console") {
     progress_.clear();
-    std::printf("left out: %s: %s\n", what.c_str(), reason.c_str());
-    std::fflush(stdout);
+    std::cout << "left out: " << what << ": " << reason << "\n";
+    std::cout.flush();
   }
   save();
 }
@@ -148,8 +148,8 @@ void BenchOutput::finish(bool complete) {
   save();
   progress_.clear();
   if (options_.output == "json") render_bench_json(report_, std::cout);
-  if (options_.output == "console" && !options_.report.empty()) std::printf("wrote %s\n", options_.report.c_str());
-  std::fflush(stdout);
+  if (options_.output == "console" && !options_.report.empty()) std::cout << "wrote " << options_.report << "\n";
+  std::cout.flush();
 }
 
 void BenchOutput::save() {

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <ostream>
 
@@ -13,6 +12,7 @@
 #include "harness/report/markup.hpp"
 #include "harness/report/page_frame.hpp"
 #include "harness/report/row_text.hpp"
+#include "harness/report/terminal_text.hpp"
 #include "harness/report/text_table.hpp"
 
 namespace loopgauge::harness {
@@ -21,15 +21,11 @@ namespace {
 
 constexpr std::size_t kCellBytes = 2000;
 
-template <class... Arguments>
-std::string formatted(const char* format, Arguments... arguments) {
-  char buffer[512];
-  std::snprintf(buffer, sizeof buffer, format, arguments...);
-  return buffer;
-}
-
 std::string times(double p50, double p90, double p99) {
-  return std::isnan(p50) ? "-" : formatted("%.1f %.1f %.1f", p50, p90, p99);
+  if (std::isnan(p50)) return "-";
+  std::string text = formatted("%.1f", p50);
+  for (const double tail : {p90, p99}) text += std::isnan(tail) ? " -" : formatted(" %.1f", tail);
+  return text;
 }
 
 std::string build_text(const BenchMeta& meta) { return "loopgauge " + meta.tool_version + " (" + meta.source_revision + "), " + meta.compiler; }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // `loopgauge bench`: speed of an executor for each switch setting; its subcommands measure a device.
 #include <array>
-#include <cstdio>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -16,6 +15,7 @@
 #include "harness/executor_by_name.hpp"
 #include "harness/progress.hpp"
 #include "harness/provenance.hpp"
+#include "harness/report/terminal_text.hpp"
 #include "models/error.hpp"
 
 namespace loopgauge::harness {
@@ -70,18 +70,18 @@ BenchResult measure(const BenchOptions& options, const Settings& settings) {
 void print_console(const BenchOptions& options, const BenchResult& result) {
   const HostInfo host = host_info();
   const ReferenceBenchOptions& bench = options.bench;
-  std::printf("bench of executor %s, profile %s, model sha256 %s\n", result.executor.c_str(), result.profile.c_str(), result.model_sha256.c_str());
-  std::printf("host %s, %d logical CPUs, %d threads\n", host.cpu.c_str(), host.logical_cpus, host.threads);
-  std::printf("prompt %d random tokens (seed %llu), %d decode steps, %d runs after a warm-up; tokens/s as median [minimum, maximum]\n\n",
+  std::cout << formatted("bench of executor %s, profile %s, model sha256 %s\n", result.executor.c_str(), result.profile.c_str(), result.model_sha256.c_str());
+  std::cout << formatted("host %s, %d logical CPUs, %d threads\n", host.cpu.c_str(), host.logical_cpus, host.threads);
+  std::cout << formatted("prompt %d random tokens (seed %llu), %d decode steps, %d runs after a warm-up; tokens/s as median [minimum, maximum]\n\n",
               bench.context, static_cast<unsigned long long>(bench.seed), bench.new_tokens, bench.repeat);
-  std::printf("%-40s %30s %30s\n", "settings", "prefill tokens/s", "decode tokens/s");
+  std::cout << formatted("%-40s %30s %30s\n", "settings", "prefill tokens/s", "decode tokens/s");
   for (const ReferenceBenchRow& row : result.rows) {
     const auto& p = row.prefill_tokens_per_second;
     const auto& d = row.decode_tokens_per_second;
-    std::printf("%-40s %10.1f [%7.1f, %7.1f] %10.1f [%7.1f, %7.1f]\n", row.settings.c_str(), p.median, p.minimum, p.maximum, d.median,
-                d.minimum, d.maximum);
+    std::cout << formatted("%-40s %10.1f [%7.1f, %7.1f] %10.1f [%7.1f, %7.1f]\n", row.settings.c_str(), p.median, p.minimum, p.maximum, d.median,
+                           d.minimum, d.maximum);
   }
-  std::fflush(stdout);
+  std::cout.flush();
 }
 
 nlohmann::ordered_json spread_json(const Spread& value) {

@@ -19,6 +19,7 @@
 #include "harness/io/replaceable.hpp"
 #include "harness/io/trace_file.hpp"
 #include "harness/io/trace_recipe.hpp"
+#include "harness/report/terminal_text.hpp"
 #include "models/error.hpp"
 #include "models/model_config.hpp"
 
@@ -191,15 +192,15 @@ nlohmann::ordered_json info_json(const Trace& trace) {
 }
 
 void print_info(const Trace& trace) {
-  std::cout << "name         " << trace.name << "\ndescription  " << without_controls(trace.description) << "\nsource       " << without_controls(trace.source)
+  std::cout << "name         " << without_controls(trace.name) << "\ndescription  " << without_controls(trace.description) << "\nsource       " << without_controls(trace.source)
             << "\nvocabulary   " << trace.vocab_size << "\ntokens       " << token_count(trace) << "\n\n";
   const bool bytes = trace.vocab_size == kByteVocabulary;
-  std::printf("%7s %6s %7s %6s %6s %5s %6s %5s %7s %4s %4s%s\n", "request", "id", "arrival", "task", "prompt", "new", "tokens", "exits",
+  std::cout << formatted("%7s %6s %7s %6s %6s %5s %6s %5s %7s %4s %4s%s\n", "request", "id", "arrival", "task", "prompt", "new", "tokens", "exits",
               "answers", "eos", "seed", bytes ? "  end of prompt" : "");
   for (std::size_t i = 0; i < trace.requests.size(); ++i) {
     const TraceRequest& request = trace.requests[i];
     const std::span<const std::int32_t> end = std::span(request.prompt).last(std::min<std::size_t>(24, request.prompt.size()));
-    std::printf("%7zu %6d %7d %6s %6d %5d %6s %5s %7lld %4d %4llu%s\n", i, request.id, request.arrival, request.task.c_str(),
+    std::cout << formatted("%7zu %6d %7d %6s %6d %5d %6s %5s %7lld %4d %4llu%s\n", i, request.id, request.arrival, without_controls(request.task).c_str(),
                 request.prompt_length(), request.max_new_tokens, request.teacher_forced() ? "forced" : "free",
                 request.exit_depths.empty() ? "-" : "given", static_cast<long long>(answer_count(request)), request.eos_token_id,
                 static_cast<unsigned long long>(request.seed), bytes ? ("  " + printable_text(end)).c_str() : "");

@@ -11,6 +11,7 @@
 #include <tuple>
 
 #include "harness/compare/significant.hpp"
+#include "harness/report/terminal_text.hpp"
 #include "models/error.hpp"
 
 namespace loopgauge::harness {
@@ -287,8 +288,9 @@ void add_notes(const Context& context, const GateOptions& options, const std::ve
   }
 }
 
+// A line break in it could begin a workflow command of the CI system that shows the log.
 std::string case_line(const GateCase& judged) {
-  return judged.id + " " + judged.executor + (judged.reason.empty() ? "" : ": " + judged.reason);
+  return without_controls(judged.id + " " + judged.executor + (judged.reason.empty() ? "" : ": " + judged.reason));
 }
 
 std::string metric_line(const GateCase& judged, const GateMetric& metric) {
@@ -297,7 +299,7 @@ std::string metric_line(const GateCase& judged, const GateMetric& metric) {
                      (metric.new_value.empty() ? "none" : metric.new_value);
   if (!metric.limit.empty()) line += ", limit: " + metric.limit;
   if (!metric.why.empty()) line += "; " + metric.why;
-  return line;
+  return without_controls(line);
 }
 
 // Calls visit(word, line) for everything that is not unchanged and not excused.
@@ -401,7 +403,7 @@ std::string gate_text(const GateResult& result) {
       ++counts[static_cast<std::size_t>(judged.word)];
     }
   }
-  for (const std::string& note : result.notes) text += "note  " + note + "\n";
+  for (const std::string& note : result.notes) text += "note  " + without_controls(note) + "\n";
   for (int word = 0; word < kGateWords; ++word) {
     text += (word == 0 ? "" : ", ") + std::to_string(counts[word]) + " " + std::string(to_string(static_cast<GateWord>(word)));
   }

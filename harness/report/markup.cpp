@@ -12,34 +12,6 @@ namespace {
 constexpr std::string_view kReplacement = "\xef\xbf\xbd";  // U+FFFD
 constexpr std::string_view kEllipsis = "\xe2\x80\xa6";
 
-// Length of the well-formed sequence at the start of `text` (Unicode 15, table 3-7), 0 when there is none.
-std::size_t sequence_length(std::string_view text) {
-  const auto byte = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
-  const auto within = [&](std::size_t i, unsigned low, unsigned high) { return byte(i) >= low && byte(i) <= high; };
-  const unsigned lead = byte(0);
-  if (lead < 0x80) return 1;
-  if (lead >= 0xc2 && lead <= 0xdf) return within(1, 0x80, 0xbf) ? 2 : 0;
-  if (lead >= 0xe0 && lead <= 0xef) {
-    const unsigned low = lead == 0xe0 ? 0xa0 : 0x80, high = lead == 0xed ? 0x9f : 0xbf;
-    return within(1, low, high) && within(2, 0x80, 0xbf) ? 3 : 0;
-  }
-  if (lead >= 0xf0 && lead <= 0xf4) {
-    const unsigned low = lead == 0xf0 ? 0x90 : 0x80, high = lead == 0xf4 ? 0x8f : 0xbf;
-    return within(1, low, high) && within(2, 0x80, 0xbf) && within(3, 0x80, 0xbf) ? 4 : 0;
-  }
-  return 0;
-}
-
-bool is_control(std::string_view sequence) {
-  const auto c = static_cast<unsigned char>(sequence[0]);
-  return sequence.size() == 1 && ((c < 0x20 && c != '\n' && c != '\t') || c == 0x7f);
-}
-
-// U+202A to U+202E and U+2066 to U+2069: embeddings, overrides and isolates of writing direction.
-bool is_reordering(std::string_view sequence) {
-  return (sequence >= "\xe2\x80\xaa" && sequence <= "\xe2\x80\xae") || (sequence >= "\xe2\x81\xa6" && sequence <= "\xe2\x81\xa9");
-}
-
 // U+FFFE and U+FFFF are well-formed UTF-8 but not characters of XML 1.0.
 bool is_noncharacter(std::string_view sequence) { return sequence == "\xef\xbf\xbe" || sequence == "\xef\xbf\xbf"; }
 
@@ -77,6 +49,33 @@ std::string escaped(std::string_view text, bool references_for_breaks) {
 }
 
 }  // namespace
+
+std::size_t sequence_length(std::string_view text) {
+  const auto byte = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
+  const auto within = [&](std::size_t i, unsigned low, unsigned high) { return byte(i) >= low && byte(i) <= high; };
+  const unsigned lead = byte(0);
+  if (lead < 0x80) return 1;
+  if (lead >= 0xc2 && lead <= 0xdf) return within(1, 0x80, 0xbf) ? 2 : 0;
+  if (lead >= 0xe0 && lead <= 0xef) {
+    const unsigned low = lead == 0xe0 ? 0xa0 : 0x80, high = lead == 0xed ? 0x9f : 0xbf;
+    return within(1, low, high) && within(2, 0x80, 0xbf) ? 3 : 0;
+  }
+  if (lead >= 0xf0 && lead <= 0xf4) {
+    const unsigned low = lead == 0xf0 ? 0x90 : 0x80, high = lead == 0xf4 ? 0x8f : 0xbf;
+    return within(1, low, high) && within(2, 0x80, 0xbf) && within(3, 0x80, 0xbf) ? 4 : 0;
+  }
+  return 0;
+}
+
+bool is_control(std::string_view sequence) {
+  const auto c = static_cast<unsigned char>(sequence[0]);
+  if (sequence.size() == 1) return (c < 0x20 && c != '\n' && c != '\t') || c == 0x7f;
+  return sequence.size() == 2 && c == 0xc2 && static_cast<unsigned char>(sequence[1]) < 0xa0;
+}
+
+bool is_reordering(std::string_view sequence) {
+  return (sequence >= "\xe2\x80\xaa" && sequence <= "\xe2\x80\xae") || (sequence >= "\xe2\x81\xa6" && sequence <= "\xe2\x81\xa9");
+}
 
 std::string valid_utf8(std::string_view text) {
   std::string out;

@@ -9,6 +9,14 @@
 
 namespace loopgauge::harness {
 
+// Length of the well-formed UTF-8 sequence at the start of `text` (Unicode 15, table 3-7), 0 where there is none.
+std::size_t sequence_length(std::string_view text);
+
+// Of one such sequence: a control character (C0 but tab and line feed, DEL, C1), which a terminal obeys.
+bool is_control(std::string_view sequence);
+// U+202A to U+202E and U+2066 to U+2069: embeddings, overrides and isolates of writing direction, which show text in another order.
+bool is_reordering(std::string_view sequence);
+
 // Well-formed UTF-8: each byte that is not part of a well-formed sequence becomes U+FFFD.
 std::string valid_utf8(std::string_view text);
 

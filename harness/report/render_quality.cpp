@@ -12,6 +12,7 @@
 #include "harness/report/quality.hpp"
 #include "harness/report/render.hpp"
 #include "harness/report/summary.hpp"
+#include "harness/report/terminal_text.hpp"
 #include "harness/report/text_table.hpp"
 
 namespace loopgauge::harness {
@@ -83,7 +84,7 @@ void print_tasks(const std::vector<TaskQuality>& tasks, const std::string& title
 
 void render_quality(const Report& report, std::ostream& out) {
   const Quality quality = measure_quality(report);
-  out << report.meta.title << "\nmodel " << report.meta.model_sha256 << "\n"
+  out << without_controls(report.meta.title) << "\nmodel " << report.meta.model_sha256 << "\n"
       << report.meta.tool_version << ", " << report.meta.source_revision << ", " << report.meta.compiler << "\n"
       << report.meta.device << "\n";
   if (quality.prose.empty() && quality.tasks.empty()) {

@@ -9,6 +9,7 @@
 #include "harness/report/render.hpp"
 #include "harness/report/report_file.hpp"
 #include "harness/report/summary.hpp"
+#include "harness/report/terminal_text.hpp"
 #include "harness/report/text_table.hpp"
 
 namespace loopgauge::harness {
@@ -56,16 +57,16 @@ void print_verdict(const Report& report, std::ostream& out) {
   std::string word = verdict_word(report);
   std::transform(word.begin(), word.end(), word.begin(),
                  [](char c) { return static_cast<char>(c >= 'a' && c <= 'z' ? c - 'a' + 'A' : c); });
-  out << word << ": " << meta.title << (is_complete(report) ? "" : " (incomplete)") << "\n";
+  out << word << ": " << without_controls(meta.title) << (is_complete(report) ? "" : " (incomplete)") << "\n";
   if (!meta.mutant.empty() && !fault_found(report)) out << "  " << verdict_reason(report) << "\n";
   out << "  model " << meta.model_sha256.substr(0, 16) << ", loopgauge " << meta.tool_version << " (" << meta.source_revision.substr(0, 12)
       << (meta.source_revision.ends_with("-dirty") ? "-dirty" : "") << "), " << meta.compiler << ", seed " << meta.seed;
   if (!meta.shard.empty()) out << ", shard " << meta.shard;
-  if (meta.device_available) out << "\n  device " << meta.device;
+  if (meta.device_available) out << "\n  device " << without_controls(meta.device);
   out << "\n  " << meta.started << " to " << meta.finished << "\n";
   for (std::size_t begin = 0; begin <= meta.command_line.size();) {
     const std::size_t end = std::min(meta.command_line.find('\n', begin), meta.command_line.size());
-    out << "  $ " << meta.command_line.substr(begin, end - begin) << "\n";
+    out << "  $ " << without_controls(meta.command_line.substr(begin, end - begin)) << "\n";
     begin = end + 1;
   }
 }
@@ -79,7 +80,7 @@ void print_failures(const Report& report, std::ostream& out) {
       continue;
     }
     if (shown++ == 0) out << "\nFailures\n";
-    out << "  " << row.id << " (" << row.executor << ") " << words(row.status) << "\n    " << row.reason << "\n";
+    out << "  " << without_controls(row.id) << " (" << without_controls(row.executor) << ") " << words(row.status) << "\n    " << without_controls(row.reason) << "\n";
   }
   if (hidden > 0) out << "  and " << hidden << " more (report --json lists all)\n";
 }
@@ -93,12 +94,12 @@ void print_not_run(const StatusMatrix& matrix, const Report& report, std::ostrea
     }
   }
   for (const auto& [key, count] : reasons)
-    out << "  " << words(key.first) << ": " << key.second << " (" << count << (count == 1 ? " case)\n" : " cases)\n");
+    out << "  " << words(key.first) << ": " << without_controls(key.second) << " (" << count << (count == 1 ? " case)\n" : " cases)\n");
 }
 
 void print_status(const Report& report, std::ostream& out) {
   for (const StatusMatrix& matrix : status_matrices(report)) {
-    out << "\n" << matrix.executor << ": " << counts_text(total(matrix)) << "\n";
+    out << "\n" << without_controls(matrix.executor) << ": " << counts_text(total(matrix)) << "\n";
     print_not_run(matrix, report, out);
     const StatusCounts counts = total(matrix);
     if (counts.passed + counts.failed + counts.error == 0) continue;
@@ -204,7 +205,7 @@ void print_memory(const Report& report, std::ostream& out) {
   // Categories that hold K/V; the others do not depend on the setting or are the runtime's.
   const std::vector<std::string> kv{"base payload", "residual payload", "parameters",  "activity maps",
                                     "padding",      "BF16 tail",        "BF16 planes", "inherited references"};
-  out << "\nPredicted K/V memory of trace " << memory.trace << ", steady state, physical bytes (ratio: dense / this)\n";
+  out << "\nPredicted K/V memory of trace " << without_controls(memory.trace) << ", steady state, physical bytes (ratio: dense / this)\n";
   std::vector<std::string> header{"setting"};
   std::vector<std::string> used;
   for (const std::string& category : kv) {

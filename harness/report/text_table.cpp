@@ -8,7 +8,14 @@
 #include <cstdio>
 #include <ostream>
 
+#include "harness/report/terminal_text.hpp"
+
 namespace loopgauge::harness {
+
+void TextTable::add(std::vector<std::string> row) {
+  for (std::string& cell : row) cell = without_controls(cell);
+  rows_.push_back(std::move(row));
+}
 
 void TextTable::print(std::ostream& out, int indent) const {
   std::vector<std::size_t> widths;

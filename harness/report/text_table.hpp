@@ -12,8 +12,9 @@ namespace loopgauge::harness {
 
 class TextTable {
  public:
-  explicit TextTable(std::vector<std::string> header) : rows_{std::move(header)} {}
-  void add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
+  explicit TextTable(std::vector<std::string> header) { add(std::move(header)); }
+  // Cells are one line each: line breaks and control characters in them are shown escaped.
+  void add(std::vector<std::string> row);
   // First column left-aligned, the others right-aligned, two spaces apart, `indent` spaces before each line.
   void print(std::ostream& out, int indent = 2) const;
 

@@ -24,10 +24,5 @@ TEST(ByteText, EveryByteHasItsOwnText) {
   }
 }
 
-TEST(ByteText, ATerminalIsToldNothingByAFile) {
-  EXPECT_EQ(without_controls("a\x1b[31mb\nc\td\x7f"), "a\\x1b[31mb\\nc\\td\\x7f");
-  EXPECT_EQ(without_controls("Grüße \\ <x>"), "Grüße \\ <x>");
-}
-
 }  // namespace
 }  // namespace loopgauge::harness

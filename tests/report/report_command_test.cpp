@@ -12,6 +12,7 @@
 #include "harness/io/hdf5.hpp"
 #include "harness/report/report_file.hpp"
 #include "harness/report/schema.hpp"
+#include "harness/report/terminal_text.hpp"
 #include "tests/harness_cli/process.hpp"
 #include "tests/report/sample_report.hpp"
 
@@ -82,6 +83,30 @@ TEST_F(ReportCommand, OutputThatCannotBeWrittenIsNamed) {
   const ProcessResult result = report({path("good.h5"), "--html", path("absent/a.html")});
   EXPECT_EQ(result.exit_code, 3) << result.err;
   EXPECT_NE(result.err.find("absent"), std::string::npos) << result.err;
+}
+
+TEST_F(ReportCommand, ControlCharactersOfAFileAreShownEscapedInEveryFormat) {
+  Report hostile = sample_report();
+  const std::string bad = "x\x1b[2J\x1b]0;t\x07\xc2\x9b" "1m\xe2\x80\xae\x7f\n::stop-commands::y";
+  hostile.meta.title = hostile.meta.device = hostile.meta.command_line = bad;
+  for (CaseResult& row : hostile.cases) row.reason += bad, row.trace = bad, row.mode = bad, row.id += bad;
+  write_report(folder_ / "bad.h5", hostile);
+  std::vector<std::vector<std::string>> calls{{}, {"--json"}, {"--csv"}, {"--markdown"}, {"--quality"}};
+  for (std::vector<std::string>& words : calls) {
+    words.insert(words.begin(), path("bad.h5"));
+    const ProcessResult result = report(words);
+    for (const std::string control : {"\x1b", "\x07", "\xc2\x9b", "\xe2\x80\xae", "\x7f"})
+      EXPECT_EQ(result.out.find(control), std::string::npos) << words.back() << " prints " << without_controls(control);
+    if (words.back() == "--json") {
+      EXPECT_EQ(nlohmann::json::parse(result.out).at("meta").at("title"), bad);
+    }
+    if (words.back() == "--markdown" || words.size() == 1) {
+      EXPECT_EQ(result.out.find("\n::stop"), std::string::npos) << words.back();
+    }
+  }
+  const ProcessResult gate = test::run_program({"gate", path("bad.h5"), "--baseline", path("no\x1b[31m.txt")});
+  EXPECT_EQ(gate.exit_code, 3);
+  EXPECT_NE(gate.err.find("no\\u001b[31m.txt"), std::string::npos) << gate.err;
 }
 
 TEST_F(ReportCommand, MergeDoesNotOverwriteAShard) {
