@@ -156,8 +156,8 @@ BenchTable end_to_end_table(const BenchReport& report) {
   BenchTable table{
       "end-to-end",
       "Requests from arrival to last token",
-      "TTFT: arrival to first token; TPOT: a token after the first; gap: between two tokens of a request; percentiles over finished requests in "
-      "milliseconds. Failed requests count in no percentile. Transfer: share of the duration in which handoffs were under way.",
+      "TTFT: arrival to first token; TPOT: a token after the first; gap: between two tokens of a request; percentiles (nearest rank, p90 from "
+      "10 values on, p99 from 100) over finished requests in milliseconds. Failed requests count in no percentile. Transfer: share of the duration in which handoffs were under way.",
       {"setting", "mode",    "load", "cards",       "done", "failed", "TTFT p50", "p90",     "p99",      "TPOT p50", "p90",
        "p99",     "gap p50", "p99",  "latency p50", "p90",  "p99",    "tokens/s", "transfer", "peak"},
       {},

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "harness/case.hpp"
+#include "harness/compare/error_stats.hpp"
 #include "harness/compare/memory_model.hpp"
 #include "harness/handoff/local_transport.hpp"
 #include "harness/planner/planner.hpp"
@@ -419,10 +420,11 @@ EndToEndRow summarize(const ServingResult& result, const ServingLoad& load) {
   row.refused = counts[ServedOutcome::refused];
   row.failed_submissions = result.failed_submissions;
   row.most_live = result.most_live;
-  const auto spread = [](const std::vector<double>& values, double& p50, double& p90, double& p99) {
-    p50 = percentile(values, 50);
-    p90 = percentile(values, 90);
-    p99 = percentile(values, 99);
+  const auto spread = [](std::vector<double> values, double& p50, double& p90, double& p99) {
+    std::sort(values.begin(), values.end());
+    p50 = percentile_of_sorted(values, 0.5);
+    p90 = tail_percentile_of_sorted(values, 0.9);
+    p99 = tail_percentile_of_sorted(values, 0.99);
   };
   spread(first, row.ttft_ms_p50, row.ttft_ms_p90, row.ttft_ms_p99);
   spread(per_token, row.tpot_ms_p50, row.tpot_ms_p90, row.tpot_ms_p99);

@@ -61,7 +61,7 @@ std::vector<RequestBytes> predicted_bytes(const ModelConfig& model, const Effect
 // How many requests of these bytes can be live at once: all but one past their prompt, and one that completes it.
 int most_that_fit(const RequestBytes& bytes, std::int64_t budget);
 
-// The row of a result: percentiles over finished requests, counts of the others.
+// The row of a result: percentiles over finished requests (nearest rank; p90 from 10 values on, p99 from 100), counts of the others.
 EndToEndRow summarize(const ServingResult& result, const ServingLoad& load);
 
 struct EndToEndVerdict {

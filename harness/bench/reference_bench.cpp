@@ -5,6 +5,7 @@
 #include <chrono>
 #include <random>
 
+#include "harness/compare/error_stats.hpp"
 #include "harness/interrupt.hpp"
 #include "harness/planner/planner.hpp"
 #include "models/error.hpp"
@@ -58,9 +59,7 @@ void require(bool holds, const std::string& message) {
 Spread spread(std::vector<double> values) {
   require(!values.empty(), "a spread needs at least one value");
   std::sort(values.begin(), values.end());
-  const std::size_t middle = values.size() / 2;
-  const double median = values.size() % 2 == 1 ? values[middle] : 0.5 * (values[middle - 1] + values[middle]);
-  return {median, values.front(), values.back()};
+  return {median_of_sorted(values), values.front(), values.back()};
 }
 
 ReferenceBenchRow measure_reference(Executor& executor, const AlgorithmConfig& config, const ModelConfig& model, Profile profile,

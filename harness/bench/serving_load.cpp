@@ -89,11 +89,4 @@ ServingLoad half_of(const ServingLoad& load, int part) {
   return half;
 }
 
-double percentile(std::vector<double> values, double percent) {
-  if (values.empty()) return std::numeric_limits<double>::quiet_NaN();
-  std::sort(values.begin(), values.end());
-  const auto rank = static_cast<std::size_t>(std::ceil(percent / 100 * static_cast<double>(values.size())));
-  return values[std::max<std::size_t>(rank, 1) - 1];
-}
-
 }  // namespace loopgauge::harness

@@ -41,7 +41,4 @@ ServingLoad make_load(const LoadOptions& options, int vocab_size);
 // Every second request from the first (part 0) or the second (part 1) on, at the same times: what each of two servers gets.
 ServingLoad half_of(const ServingLoad& load, int part);
 
-// The value that a share of `percent` of the values does not exceed: the smallest of them with that property (nearest rank). NaN of nothing.
-double percentile(std::vector<double> values, double percent);
-
 }  // namespace loopgauge::harness

@@ -12,11 +12,30 @@
 
 namespace loopgauge::harness {
 
+namespace {
+
+// From 0, of at least one value.
+std::size_t nearest_rank(std::size_t count, double q) {
+  const auto rank = static_cast<std::int64_t>(std::ceil(q * static_cast<double>(count)));
+  return static_cast<std::size_t>(std::clamp<std::int64_t>(rank - 1, 0, static_cast<std::int64_t>(count) - 1));
+}
+
+}  // namespace
+
 double percentile_of_sorted(std::span<const double> ascending, double q) {
   if (ascending.empty()) return std::numeric_limits<double>::quiet_NaN();
-  const auto rank = static_cast<std::int64_t>(std::ceil(q * static_cast<double>(ascending.size())));
-  const auto index = std::clamp<std::int64_t>(rank - 1, 0, static_cast<std::int64_t>(ascending.size()) - 1);
-  return ascending[static_cast<std::size_t>(index)];
+  return ascending[nearest_rank(ascending.size(), q)];
+}
+
+double tail_percentile_of_sorted(std::span<const double> ascending, double q) {
+  if (ascending.empty() || nearest_rank(ascending.size(), q) + 1 == ascending.size()) return std::numeric_limits<double>::quiet_NaN();
+  return percentile_of_sorted(ascending, q);
+}
+
+double median_of_sorted(std::span<const double> ascending) {
+  if (ascending.empty()) return std::numeric_limits<double>::quiet_NaN();
+  const std::size_t middle = ascending.size() / 2;
+  return ascending.size() % 2 == 1 ? ascending[middle] : 0.5 * (ascending[middle - 1] + ascending[middle]);
 }
 
 ErrorStats error_stats(std::span<const float> expected, std::span<const float> actual, UlpFormat format) {

@@ -31,7 +31,14 @@ struct ErrorStats {
 // Throws InternalError when the sizes differ: shapes are compared before values.
 ErrorStats error_stats(std::span<const float> expected, std::span<const float> actual, UlpFormat format = UlpFormat::float32);
 
-// Nearest-rank percentile of ascending values; q in (0, 1]. NaN when empty.
+// Nearest-rank percentile of ascending values: the smallest of them that a share q of the values does not exceed; q in (0, 1]. NaN when empty.
 double percentile_of_sorted(std::span<const double> ascending, double q);
+
+// The same for showing a tail, q above 1/2: NaN where no value lies above it, since it would be the largest value under another name. The 90th percentile
+// needs 10 values, the 99th 100.
+double tail_percentile_of_sorted(std::span<const double> ascending, double q);
+
+// Middle of ascending values, of an even number the mean of the middle two. NaN when empty. Of repeated measurements; the 50th percentile is a rank.
+double median_of_sorted(std::span<const double> ascending);
 
 }  // namespace loopgauge::harness

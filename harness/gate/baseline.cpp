@@ -159,7 +159,7 @@ std::string time_text(const CaseResult& row) {
   }
   if (row.executor != "optimized" || seconds.size() < kLeastRepetitions) return {};
   std::sort(seconds.begin(), seconds.end());
-  return measured_text(percentile_of_sorted(seconds, 0.5), seconds.front(), seconds.back());
+  return measured_text(median_of_sorted(seconds), seconds.front(), seconds.back());
 }
 
 }  // namespace

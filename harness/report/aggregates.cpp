@@ -25,7 +25,7 @@ constexpr std::int64_t kFirstPositionBin = 64;
 double median_of(std::vector<double> values) {
   if (values.empty()) return kNotApplicable;
   std::sort(values.begin(), values.end());
-  return percentile_of_sorted(values, 0.5);
+  return median_of_sorted(values);
 }
 
 std::string rows_text(std::int64_t count) { return std::to_string(count) + (count == 1 ? " row" : " rows"); }

@@ -131,7 +131,7 @@ CompactTable handoff_table(const Report& report) {
          bytes_text(sums.validity_bytes + sums.activity_bytes), bytes_text(sums.final_hidden_bytes),
          share(sums.bytes_before_prompt_end, sums.bytes), share(sums.bytes_final_before_last_loop, sums.bytes),
          bytes_text(sums.most_bytes_in_flight), bytes_text(sums.most_reserved_bytes),
-         summary.seconds.empty() ? "-" : milliseconds(percentile_of_sorted(summary.seconds, 0.5)),
+         summary.seconds.empty() ? "-" : milliseconds(median_of_sorted(summary.seconds)),
          summary.seconds.empty() ? "-" : milliseconds(summary.seconds.back()),
          summary.compared == 0 ? "-" : std::to_string(summary.equal) + " of " + std::to_string(summary.compared)});
   }

@@ -37,7 +37,7 @@ std::string handoff_fields(const CaseResult& row) {
       if (any && column.name == name) line += cell_text(summary.sums, column);
     }
   }
-  if (!summary.seconds.empty()) summary.sums.seconds = percentile_of_sorted(summary.seconds, 0.5);
+  if (!summary.seconds.empty()) summary.sums.seconds = median_of_sorted(summary.seconds);
   for (const Column<HandoffRow>& column : columns<HandoffRow>()) {
     if (column.name == "seconds") line += "," + cell_text(summary.sums, column);
   }

@@ -59,7 +59,7 @@ std::span<const Column<CaseResult>> columns() {
        "Predicted physical bytes of the K/V of dense over those of this configuration, steady state: payload, parameters, maps, tail, page "
        "tables and their padding",
        &CaseResult::memory_ratio},
-      {"seconds", "s", "Wall time of the run on this executor", &CaseResult::seconds},
+      {"seconds", "s", "Wall time of the run on this executor; of several the median, of an even number the mean of the middle two", &CaseResult::seconds},
   };
   return list;
 }
@@ -93,7 +93,7 @@ std::span<const Column<ToleranceRow>> columns() {
       {"max_absolute", "1", "Largest absolute error of finite elements; for whole runs the largest distance", &ToleranceRow::max_absolute},
       {"max_index", "", "Where the largest error is", &ToleranceRow::max_index},
       {"rms", "1", "Root mean square error of finite elements", &ToleranceRow::rms},
-      {"p50", "1", "Median of the error in ulps; for whole runs of the distance", &ToleranceRow::p50},
+      {"p50", "1", "50th percentile of the error in ulps, nearest rank; for whole runs of the distance", &ToleranceRow::p50},
       {"p90", "1", "90th percentile of the same", &ToleranceRow::p90},
       {"p99", "1", "99th percentile of the same", &ToleranceRow::p99},
       {"p999", "1", "99.9th percentile of the same", &ToleranceRow::p999},

@@ -64,7 +64,7 @@ SettingDrift pool(const std::vector<const CaseResult*>& rows) {
   if (!kl.empty()) {
     std::sort(kl.begin(), kl.end());
     drift.kl_mean = kl_sum / static_cast<double>(kl.size());
-    drift.kl_p99 = percentile_of_sorted(kl, 0.99);
+    drift.kl_p99 = tail_percentile_of_sorted(kl, 0.99);
     const Estimate rate = wilson_interval(same, drift.rows);
     drift.same_top1 = rate.value;
     drift.same_top1_low = rate.low;

@@ -345,7 +345,7 @@ void CaseRunner::measure_time(const Case& value, const Trace& trace, CaseResult&
   }
   row.timings = std::move(timings);
   std::sort(seconds.begin(), seconds.end());
-  row.seconds = percentile_of_sorted(seconds, 0.5);
+  row.seconds = median_of_sorted(seconds);
 }
 
 void CaseRunner::measure_quality(const Case& value, const Trace& trace, CaseResult& row) {

@@ -61,7 +61,7 @@ class StepBench {
     }
     if (asked("encode")) {
       for (const int batch : batches) {
-        attempt("encode, batch " + std::to_string(batch), [&] { measure_encode("t0s0q1", kGroupSize, batch); });
+        attempt("encode, batch " + std::to_string(batch), [&] { measure_encode("encode", "t0s0q1", kGroupSize, batch); });
       }
       std::set<int> prompts;
       for (const StepShape& step : options_.steps) prompts.insert(step.context);
@@ -70,7 +70,7 @@ class StepBench {
         apply_switches(config, switches);
         if (!config.kv_residual_quantization.enabled) continue;
         for (const int length : prompts) {
-          attempt("encode " + switches + ", prompt of " + std::to_string(length), [&] { measure_encode(switches, length, 1); });
+          attempt("encode " + switches + ", prompt of " + std::to_string(length), [&] { measure_encode("encode.prompt", switches, length, 1); });
         }
       }
     }
@@ -126,9 +126,7 @@ class StepBench {
       stop.synchronize();
       times.push_back(stop.milliseconds_since(start) * 1e3);
     }
-    std::vector<double> sorted = times;
-    std::sort(sorted.begin(), sorted.end());
-    return {sorted[sorted.size() / 2], sorted.front(), sorted.back(), repeats, std::move(times)};
+    return timing_of(std::move(times));
   }
   // Of a work that does the same in every layer: the time of one.
   template <class Work>
@@ -411,8 +409,8 @@ class StepBench {
 
   // Sealing `positions` positions of every request in blocks of a window: all layers and loops in one launch. A decoding request seals kGroupSize of them
   // as often as it has that many new tokens, a prompt all of its own at its end.
-  void measure_encode(const std::string& switches, int positions, int batch) {
-    announce("encode " + switches + ", " + std::to_string(positions) + " positions, batch " + std::to_string(batch));
+  void measure_encode(const std::string& what, const std::string& switches, int positions, int batch) {
+    announce(what + " " + switches + ", " + std::to_string(positions) + " positions, batch " + std::to_string(batch));
     State state;
     apply_switches(state.config, switches);
     fill_cache(state, positions, batch, false);
@@ -429,7 +427,7 @@ class StepBench {
       residual_encode({state.kv->view(), uploaded, static_cast<int>(tasks.size()), fault.as<std::uint64_t>(), Fault::none}, stream_);
     });
     const double rows = batch * std::accumulate(state.stream_rows.begin(), state.stream_rows.end(), 0.0) * model_.layers * model_.heads;
-    add("encode", switches, positions, batch, timing, rows * (2.0 * 2 * model_.head_dim + packed_row_bytes()), 0);
+    add(what, switches, positions, batch, timing, rows * (2.0 * 2 * model_.head_dim + packed_row_bytes()), 0);
   }
 
   // One layer of each kind of decode attention, layers in turn.

@@ -3,11 +3,14 @@
 // operations, beside the ceilings of the same card in the same run.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <cstddef>
 #include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "models/algorithm_config.hpp"
@@ -23,6 +26,15 @@ struct Timing {
   int repeats = 0;
   std::vector<double> samples_us{};  // in the order in which they were taken
 };
+
+// Of at least one time; the median of an even number is the mean of the middle two.
+inline Timing timing_of(std::vector<double> samples_us) {
+  std::vector<double> sorted = samples_us;
+  std::sort(sorted.begin(), sorted.end());
+  const std::size_t middle = sorted.size() / 2;
+  const double median = sorted.size() % 2 == 1 ? sorted[middle] : 0.5 * (sorted[middle - 1] + sorted[middle]);
+  return {median, sorted.front(), sorted.back(), static_cast<int>(sorted.size()), std::move(samples_us)};
+}
 
 struct BenchRow {
   std::string what;                // "decode step", "linear.qkv", "attention_decode"

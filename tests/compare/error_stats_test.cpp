@@ -86,6 +86,15 @@ TEST(ErrorStats, PercentilesAreNearestRank) {
   EXPECT_EQ(percentile_of_sorted(values, 1.0), 1000);
   EXPECT_EQ(percentile_of_sorted(std::vector<double>{7}, 0.5), 7);
   EXPECT_TRUE(std::isnan(percentile_of_sorted({}, 0.5)));
+  EXPECT_EQ(percentile_of_sorted(std::vector<double>{1, 2, 3, 4}, 0.5), 2) << "a rank";
+  EXPECT_EQ(median_of_sorted(std::vector<double>{1, 2, 3, 4}), 2.5);
+  EXPECT_EQ(median_of_sorted(std::vector<double>{1, 2, 4}), 2);
+  EXPECT_TRUE(std::isnan(median_of_sorted({})));
+  // A tail is one where something lies above it.
+  EXPECT_EQ(tail_percentile_of_sorted(values, 0.99), 990);
+  EXPECT_EQ(tail_percentile_of_sorted(std::span(values).first(100), 0.99), 99);
+  EXPECT_TRUE(std::isnan(tail_percentile_of_sorted(std::span(values).first(99), 0.99)));
+  EXPECT_TRUE(std::isnan(tail_percentile_of_sorted({}, 0.99)));
 }
 
 TEST(ErrorStats, DifferentSizesAreAnInternalError) {

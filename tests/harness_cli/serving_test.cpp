@@ -168,14 +168,6 @@ TEST(ServingLoad, RefusesWhatIsNoLoad) {
   }
 }
 
-TEST(Percentile, IsTheNearestRank) {
-  EXPECT_EQ(percentile({3}, 50), 3);
-  EXPECT_EQ(percentile({4, 1, 3, 2}, 50), 2);
-  EXPECT_EQ(percentile({10, 9, 8, 7, 6, 5, 4, 3, 2, 1}, 90), 9);
-  EXPECT_EQ(percentile({10, 9, 8, 7, 6, 5, 4, 3, 2, 1}, 99), 10);
-  EXPECT_TRUE(std::isnan(percentile({}, 50)));
-}
-
 TEST(ServingScheduler, AdmitsInOrderAndNeverBeyondItsMemory) {
   const ServingLoad load = load_of(small_load());
   const EffectiveConfig config = config_of("t0s0q0");

@@ -111,7 +111,7 @@ TEST(Render, HandoffsAreShownBySettingAndTransportEverywhere) {
   const auto at = static_cast<std::size_t>(std::find(csv[0].begin(), csv[0].end(), "handoff_bytes") - csv[0].begin());
   ASSERT_LT(at, csv[0].size());
   EXPECT_EQ(csv[1][at], "7168");
-  EXPECT_EQ(csv[1].back(), "0.002") << "the median latency, nearest rank";
+  EXPECT_EQ(csv[1].back(), "0.003") << "the median latency: of two their mean";
   EXPECT_EQ(csv[3][at], "") << "no handoff";
   const std::string none = rendered(render_terminal, sample_report());
   EXPECT_EQ(none.find("Handoffs"), std::string::npos);
