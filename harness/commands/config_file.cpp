@@ -2,9 +2,10 @@
 #include "harness/commands/config_file.hpp"
 
 #include <algorithm>
-#include <fstream>
+#include <sstream>
 #include <string_view>
 
+#include "harness/io/text_file.hpp"
 #include "models/error.hpp"
 
 namespace loopgauge::harness {
@@ -78,11 +79,7 @@ class LineReader {
 }  // namespace
 
 std::vector<ConfigEntry> read_config_file(const std::filesystem::path& path) {
-  std::error_code ignored;
-  std::ifstream file(path);
-  if (!file || std::filesystem::is_directory(path, ignored)) {
-    throw FileError("configuration file " + path.string() + " cannot be read");
-  }
+  std::istringstream file(read_text_file(path, "configuration file"));
   std::vector<ConfigEntry> entries;
   std::string section;
   int number = 0;
@@ -110,7 +107,6 @@ std::vector<ConfigEntry> read_config_file(const std::filesystem::path& path) {
     if (earlier != entries.end()) reader.fail("key '" + key + "' was already given in line " + std::to_string(earlier->line));
     entries.push_back({key, reader.value(trimmed(line.substr(equals + 1))), number});
   }
-  if (file.bad()) throw FileError("configuration file " + path.string() + " cannot be read");
   return entries;
 }
 

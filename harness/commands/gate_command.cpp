@@ -12,6 +12,7 @@
 #include "harness/gate/known_issues.hpp"
 #include "harness/io/atomic_output.hpp"
 #include "harness/io/replaceable.hpp"
+#include "harness/io/text_file.hpp"
 #include "harness/report/report_file.hpp"
 #include "harness/report_lock.hpp"
 #include "models/error.hpp"
@@ -32,13 +33,16 @@ struct CommandOptions {
 // The report's cases become the baseline's; cases that it lacks stay unless they are to be pruned.
 void update(const CommandOptions& options, const Report& report) {
   require_other_file(options.baseline_file, options.report_file, "the report itself");
-  require_replaceable_text(options.baseline_file, kBaselineMagic, "--baseline");
   const Baseline fresh = baseline_of(report);
   const ReportLock lock(options.baseline_file, "--baseline");  // before what is there is read
   BaselineUpdate update{fresh};
   std::error_code unknown;
-  if (std::filesystem::exists(options.baseline_file, unknown) && std::filesystem::file_size(options.baseline_file, unknown) > 0 && !options.prune) {
-    update = update_baseline(read_baseline(options.baseline_file), fresh);
+  if (std::filesystem::exists(options.baseline_file, unknown) && std::filesystem::file_size(options.baseline_file, unknown) > 0) {
+    if (!options.prune) {
+      update = update_baseline(read_baseline(options.baseline_file), fresh);
+    } else if (!is_baseline(read_text_file(options.baseline_file, "baseline"))) {
+      throw FileError(options.baseline_file + ": is no baseline, so it is not replaced; choose another --baseline or remove it");
+    }
   }
   const std::string text = baseline_text(update.baseline);
   parse_baseline(text, "the baseline of " + options.report_file);  // a report of another program may hold ids that no baseline can

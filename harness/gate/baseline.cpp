@@ -5,8 +5,6 @@
 #include <array>
 #include <charconv>
 #include <cmath>
-#include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
@@ -17,6 +15,7 @@
 #include "harness/compare/drift.hpp"
 #include "harness/compare/error_stats.hpp"
 #include "harness/compare/significant.hpp"
+#include "harness/io/text_file.hpp"
 #include "models/error.hpp"
 #include "models/sha256.hpp"
 
@@ -247,6 +246,7 @@ BaselineUpdate update_baseline(const Baseline& before, const Baseline& fresh) {
   };
   const CaseValues old_cases = by_case(before), new_cases = by_case(fresh);
   BaselineUpdate update{fresh};
+  update.baseline.remarks = before.remarks;
   // Values of the optimized column that stay are of the device that they were measured on.
   if (fresh.device == "none") update.baseline.device = before.device;
   const bool other_device = before.device != "none" && fresh.device != "none" && before.device != fresh.device;
@@ -276,7 +276,9 @@ BaselineUpdate update_baseline(const Baseline& before, const Baseline& fresh) {
 }
 
 std::string baseline_text(const Baseline& baseline) {
-  std::string text = std::string(kBaselineMagic) + " " + std::to_string(kBaselineVersion) + "\nmodel " + baseline.model_sha256 + "\nconfig " + baseline.model_config +
+  std::string text;
+  for (const std::string& remark : baseline.remarks) text += remark + "\n";
+  text += std::string(kBaselineMagic) + " " + std::to_string(kBaselineVersion) + "\nmodel " + baseline.model_sha256 + "\nconfig " + baseline.model_config +
                      "\nset " + baseline.set + "\ndevice " + baseline.device + "\n";
   // Sorted as lines, which is not the order of the keys: '/' and ' ' compare by their bytes.
   std::vector<std::string> lines;
@@ -297,6 +299,7 @@ Baseline parse_baseline(std::string_view text, std::string_view name) {
     const std::string_view line = text.substr(begin, end - begin);
     begin = end + 1;
     ++line_number;
+    if (!line.empty() && line.front() == '#') baseline.remarks.emplace_back(line);
     if (line.empty() || line.front() == '#') continue;
     if (line.back() == '\r') fail(name, line_number, "the line ends in CR LF; a baseline has LF alone, as git keeps it without autocrlf");
     const std::vector<std::string_view> words = words_of(line);
@@ -374,14 +377,16 @@ std::string model_config_difference(std::string_view baseline, std::string_view 
   return difference.empty() ? "model_config is spelled in another way" : difference;
 }
 
+bool is_baseline(std::string_view text) {
+  while (text.starts_with('#') || text.starts_with('\n')) text.remove_prefix(std::min(text.find('\n'), text.size() - 1) + 1);
+  return text.starts_with(std::string(kBaselineMagic) + " ");
+}
+
 Baseline read_baseline(const std::filesystem::path& path) {
   std::error_code error;
   if (!std::filesystem::exists(path, error)) throw FileError(path.string() + ": no such baseline; make one with --update");
   if (!std::filesystem::is_regular_file(path, error)) throw FileError(path.string() + ": is not a regular file; a baseline is a text file");
-  std::ifstream stream(path, std::ios::binary);
-  const std::string text((std::istreambuf_iterator<char>(stream)), std::istreambuf_iterator<char>());
-  if (!stream) throw FileError(path.string() + ": cannot be read");
-  return parse_baseline(text, path.string());
+  return parse_baseline(read_text_file(path, "baseline"), path.string());
 }
 
 MeasuredValue parse_measured(std::string_view text, std::string_view where) {

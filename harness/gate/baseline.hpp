@@ -11,7 +11,7 @@
 //     serial/t0s0q1:rolling:serial_aligned/seven reference memory.steady 1830912
 //
 // Five header lines, then one line per case, executor and metric: `<case id> <executor> <metric> <value>`, sorted by bytes, distinct,
-// single spaces. Lines that begin with '#' and blank lines are ignored. `model` is the hash of the weights, `config` what they do not say of
+// single spaces. Blank lines are ignored, lines that begin with '#' are remarks, which an update keeps at the head of the file. `model` is the hash of the weights, `config` what they do not say of
 // the model (attribute model_config of a report): the same weights with another rope_theta are another model. `device` is where the values of
 // the optimized column come from, `none` without such values. A value is the first 16 hex digits of a SHA-256, an integer (bytes), or a number
 // with its 95 % interval (time: the median with the least and the largest). Version 2 has no config line, version 1 in addition no device line
@@ -23,6 +23,7 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "harness/report/report.hpp"
 
@@ -44,6 +45,7 @@ struct Baseline {
   std::string model_config;  // one line of JSON; empty: of a version that did not record it
   std::string set;
   std::string device = "none";
+  std::vector<std::string> remarks;  // lines that begin with '#', kept above the header
   std::map<BaselineKey, std::string> values;
 };
 
@@ -90,6 +92,8 @@ std::string baseline_text(const Baseline& baseline);
 Baseline parse_baseline(std::string_view text, std::string_view name);
 // "rope_theta is 10000.0 in the baseline and 500000.0 in the report": every key of the two model_configs that differs; empty where they are equal.
 std::string model_config_difference(std::string_view baseline, std::string_view report);
+// Whether the first line that is no remark says that it is one, of whatever version.
+bool is_baseline(std::string_view text);
 Baseline read_baseline(const std::filesystem::path& path);
 
 struct MeasuredValue {

@@ -288,9 +288,8 @@ void add_notes(const Context& context, const GateOptions& options, const std::ve
   }
 }
 
-// A line break in it could begin a workflow command of the CI system that shows the log.
 std::string case_line(const GateCase& judged) {
-  return without_controls(judged.id + " " + judged.executor + (judged.reason.empty() ? "" : ": " + judged.reason));
+  return judged.id + " " + judged.executor + (judged.reason.empty() ? "" : ": " + judged.reason);
 }
 
 std::string metric_line(const GateCase& judged, const GateMetric& metric) {
@@ -299,7 +298,7 @@ std::string metric_line(const GateCase& judged, const GateMetric& metric) {
                      (metric.new_value.empty() ? "none" : metric.new_value);
   if (!metric.limit.empty()) line += ", limit: " + metric.limit;
   if (!metric.why.empty()) line += "; " + metric.why;
-  return without_controls(line);
+  return line;
 }
 
 // Calls visit(word, line) for everything that is not unchanged and not excused.
@@ -394,7 +393,8 @@ GateResult judge_report(const Report& report, const Baseline& baseline, const Ga
 
 std::string gate_text(const GateResult& result) {
   std::string text;
-  for_each_line(result, [&](GateWord word, const std::string& line) { text += std::string(to_string(word)) + "  " + line + "\n"; });
+  // A line break in it could begin a workflow command of the CI system that shows the log.
+  for_each_line(result, [&](GateWord word, const std::string& line) { text += std::string(to_string(word)) + "  " + without_controls(line) + "\n"; });
   int counts[kGateWords] = {}, not_run = 0;
   for (const GateCase& judged : result.cases) {
     if (judged.excused) {

@@ -3,10 +3,9 @@
 
 #include <algorithm>
 #include <chrono>
-#include <fstream>
-#include <iterator>
 
 #include "harness/case.hpp"
+#include "harness/io/text_file.hpp"
 #include "harness/provenance.hpp"
 #include "models/error.hpp"
 
@@ -85,12 +84,7 @@ std::vector<KnownIssue> parse_known_issues(std::string_view text, std::string_vi
 }
 
 std::vector<KnownIssue> read_known_issues(const std::filesystem::path& path) {
-  std::error_code error;
-  if (!std::filesystem::is_regular_file(path, error)) throw FileError(path.string() + ": no such list of known issues");
-  std::ifstream stream(path, std::ios::binary);
-  const std::string text((std::istreambuf_iterator<char>(stream)), std::istreambuf_iterator<char>());
-  if (!stream) throw FileError(path.string() + ": cannot be read");
-  return parse_known_issues(text, path.string());
+  return parse_known_issues(read_text_file(path, "list of known issues"), path.string());
 }
 
 void require_date(std::string_view text) {

@@ -3,9 +3,9 @@
 
 #include <algorithm>
 #include <charconv>
-#include <fstream>
 #include <sstream>
 
+#include "harness/io/text_file.hpp"
 #include "models/error.hpp"
 
 namespace loopgauge::harness {
@@ -43,8 +43,7 @@ SetTrace read_trace_line(std::istringstream& words, const std::string& place) {
 }  // namespace
 
 TraceSet read_set(const std::filesystem::path& path) {
-  std::ifstream stream(path);
-  if (!stream) throw FileError(path.string() + ": the set file is missing or not readable");
+  std::istringstream stream(read_text_file(path, "set file"));
   TraceSet set{path, {}, {}};
   std::string line;
   for (int number = 1; std::getline(stream, line); ++number) {
@@ -69,7 +68,6 @@ TraceSet read_set(const std::filesystem::path& path) {
       throw FileError(place + ": begins with \"" + keyword + "\", expected `trace <name>` or `case <id>`");
     }
   }
-  if (stream.bad()) throw FileError(path.string() + ": reading failed");
   if (set.traces.empty() && set.cases.empty()) throw FileError(path.string() + ": lists neither traces nor cases");
   return set;
 }

@@ -4,12 +4,11 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <fstream>
-#include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <span>
 
+#include "harness/io/text_file.hpp"
 #include "harness/io/trace_file.hpp"
 #include "models/error.hpp"
 #include "models/strict_json.hpp"
@@ -19,18 +18,8 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::uint64_t kMaxRecipeBytes = std::uint64_t{64} << 20;
-
 std::string read_bytes(const std::filesystem::path& path) {
-  std::error_code error;
-  if (!std::filesystem::is_regular_file(path, error)) throw FileError(path.string() + ": is not a readable file");
-  if (std::filesystem::file_size(path, error) > kMaxRecipeBytes) {
-    throw FileError(path.string() + ": is larger than " + std::to_string(kMaxRecipeBytes) + " bytes; cut out the part that is needed");
-  }
-  std::ifstream stream(path, std::ios::binary);
-  std::string bytes{std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
-  if (!stream) throw FileError(path.string() + ": cannot be read");
-  return bytes;
+  return read_text_file(path, "text or description");
 }
 
 // One JSON object of the description, with the path that messages name.
@@ -213,7 +202,7 @@ std::vector<std::int32_t> read_id_tokens(const std::filesystem::path& path) {
 
 Trace trace_from_recipe(const std::filesystem::path& path) {
   static constexpr std::array<std::string_view, 6> kKeys{"name", "description", "source", "vocab_size", "requests", "events"};
-  const json document = read_json_object(path, kMaxRecipeBytes);
+  const json document = read_json_object(path, kMostTextBytes);
   try {
     const Node node(document, "the description", kKeys);
     Trace trace;

@@ -71,6 +71,15 @@ TEST(Baseline, TextIsSortedAndReadsBack) {
   EXPECT_EQ(baseline_text(back), text);
 }
 
+TEST(Baseline, RemarksSurviveAnUpdate) {
+  const std::string text = baseline_text(baseline_of(sample())), remarked = "# agreed in review 12\n\n" + text + "# the end\n";
+  const Baseline before = parse_baseline(remarked, "memory");
+  EXPECT_EQ(baseline_text(update_baseline(before, baseline_of(sample())).baseline), "# agreed in review 12\n# the end\n" + text);
+  EXPECT_TRUE(is_baseline(remarked));
+  EXPECT_TRUE(is_baseline("loopgauge-baseline 9\n"));
+  for (const char* other : {"", "#", "# loopgauge-baseline 3", "\n", "notes\nloopgauge-baseline 3\n", "loopgauge-baseline3"}) EXPECT_FALSE(is_baseline(other)) << other;
+}
+
 TEST(Baseline, MalformedTextsAreRefusedWithTheLine) {
   const std::string good = baseline_text(baseline_of(sample()));
   const auto message = [&](const std::string& text) -> std::string {
@@ -513,6 +522,7 @@ TEST(Gate, AnnotationsAreEscapedAndLimited) {
   EXPECT_EQ(text,
             "::error title=loopgauge regression::serial/t0s0q1:rolling:serial_aligned/seven reference: 50 %25 of%0Aall\n"
             "::notice title=loopgauge new::split/t0s0q0/seven reference\n");
+  EXPECT_NE(gate_text(judge(report)).find("reference: 50 % of\\nall\n"), std::string::npos) << gate_text(judge(report));
   report = sample();
   for (CaseResult& row : report.cases) {
     for (DigestRow& entry : row.digests) entry.sha256 = digest('9');

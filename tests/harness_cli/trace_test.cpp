@@ -72,7 +72,7 @@ TEST(TraceVerb, BadRequestsHaveTheirExitCodesAndLeaveNothing) {
       {{"--spec", "a.json", "--bos", "-o", out}, 2, "--spec"},
       {{"--text-literal", "x", "--prompt-tokens", "0", "-o", out}, 2, "--prompt-tokens"},
       {{"--text-literal", "x", "--seed", "-1", "-o", out}, 2, "--seed"},
-      {{"--text", (folder / "missing").string(), "-o", out}, 3, "missing: is not a readable file"},
+      {{"--text", (folder / "missing").string(), "-o", out}, 3, "missing: no such text or description"},
       {{"--text-literal", "abc", "--prompt-tokens", "9", "-o", out}, 3, "the source holds 3 tokens"},
       {{"--text-literal", "x", "--offset", "1", "-o", out}, 3, "the prompt would be empty"},
       {{"--ids", ids, "-o", out}, 3, "requests/0/prompt[2] = 264 is not below vocab_size 264"},

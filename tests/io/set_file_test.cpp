@@ -45,7 +45,7 @@ TEST(SetFile, EachRefusalNamesFileAndLine) {
   EXPECT_TRUE(contains(refusal("trace one window 100\n"), "set.txt:1: window \"100\" is not a positive multiple of 64"));
   EXPECT_TRUE(contains(refusal("trace one modes\n"), "set.txt:1: `modes` without a mode"));
   EXPECT_TRUE(contains(refusal("trace one window 64 two\n"), "set.txt:1: \"two\" follows"));
-  EXPECT_TRUE(contains(error_of([] { read_set("no/such/set.txt"); }), "missing or not readable"));
+  EXPECT_TRUE(contains(error_of([] { read_set("no/such/set.txt"); }), "no/such/set.txt: no such set file"));
 }
 
 }  // namespace

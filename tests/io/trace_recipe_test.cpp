@@ -71,7 +71,7 @@ TEST(TraceRecipe, ReadsIdFiles) {
   EXPECT_TRUE(contains(error_of([&] { read_id_tokens(folder / "bad.txt"); }), "bad.txt:3: \"3x\" is not a token id"));
   std::ofstream(folder / "wide.txt") << "99999999999";
   EXPECT_TRUE(contains(error_of([&] { read_id_tokens(folder / "wide.txt"); }), "wide.txt:1: \"99999999999\" is not a token id"));
-  EXPECT_TRUE(contains(error_of([&] { read_id_tokens(folder / "missing.txt"); }), "missing.txt: is not a readable file"));
+  EXPECT_TRUE(contains(error_of([&] { read_id_tokens(folder / "missing.txt"); }), "missing.txt: no such text or description"));
 }
 
 TEST(TraceRecipe, ReadsADescription) {
