@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <iostream>
 #include <new>
 #include <string>
@@ -130,6 +131,8 @@ int main(int argc, char** argv) {
     return fail(128 + interruption.signal, "interrupted");
   } catch (const loopgauge::Error& error) {
     return fail(exit_code_of(error.kind()), error.what());
+  } catch (const std::filesystem::filesystem_error& error) {
+    return fail(exit_code_of(ErrorKind::input), error.path1().string() + ": " + error.code().message());
   } catch (const std::bad_alloc&) {
     return fail(kInternalExit, "out of memory; use a smaller trace, fewer record groups (--dump-only) or a machine with more memory");
   } catch (const std::exception& error) {

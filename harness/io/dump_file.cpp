@@ -536,11 +536,11 @@ void require_dump_version(const h5::Group& root) {
 void require_dump_replaceable(const std::filesystem::path& dump_file) {
   if (dump_file.empty()) return;
   const std::filesystem::path folder = dump_file.has_parent_path() ? dump_file.parent_path() : std::filesystem::path(".");
-  const std::filesystem::file_status existing = std::filesystem::status(dump_file);
+  std::error_code ignored;
+  const std::filesystem::file_status existing = std::filesystem::status(dump_file, ignored);
   if (std::filesystem::exists(existing) && !std::filesystem::is_regular_file(existing)) {
     throw FileError("--dump " + dump_file.string() + ": is not a regular file, so it cannot be replaced as a whole; write to a file name");
   }
-  std::error_code ignored;
   if (!std::filesystem::is_directory(folder, ignored)) throw FileError("--dump " + dump_file.string() + ": folder " + folder.string() + " does not exist");
   require_replaceable(dump_file, kDumpFormat, "--dump");
 }

@@ -5,6 +5,7 @@
 #include <string>
 #include <system_error>
 
+#include "harness/io/atomic_output.hpp"
 #include "harness/io/hdf5.hpp"
 #include "harness/io/hdf5_probe.hpp"
 #include "models/error.hpp"
@@ -22,6 +23,7 @@ std::string format_of_file(const std::filesystem::path& path) {
 }
 
 void require_replaceable(const std::filesystem::path& path, std::string_view format, std::string_view flag) {
+  { const AtomicOutput writable(path); }
   std::error_code error;
   if (!std::filesystem::is_regular_file(path, error) || std::filesystem::file_size(path, error) == 0 || error) return;
   std::string found;

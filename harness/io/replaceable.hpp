@@ -12,7 +12,8 @@ namespace loopgauge::harness {
 std::string format_of_file(const std::filesystem::path& path);
 
 // A command that replaces its output replaces nothing but an earlier output: throws FileError where `path` is a file that is neither empty
-// nor an HDF5 file whose root attribute `format` is `format` ("loopgauge-report"). To be called before the work. `flag`: for the message.
+// nor an HDF5 file whose root attribute `format` is `format` ("loopgauge-report"), and where it could not be written. To be called before the work. `flag`:
+// for the message.
 void require_replaceable(const std::filesystem::path& path, std::string_view format, std::string_view flag);
 
 // An input is not replaced by the output made of it: throws ConfigError where both paths lead to one file. `what`: the input, for the message ("the report

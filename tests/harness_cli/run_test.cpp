@@ -120,6 +120,22 @@ TEST(Run, ADumpThatCannotBeWrittenIsRefusedBeforeTheRun) {
   const auto result = run_program({"run", "serial/t0s0q0/seven", "--dump", folder.path().string()});
   EXPECT_EQ(result.exit_code, 3);
   EXPECT_NE(result.err.find("--dump " + folder.path().string() + ": is not a regular file"), std::string::npos) << result.err;
+  // A folder that takes no files is met before the model is even looked for; so it is by the other commands that work before they write.
+  const std::string unwritable = "/proc/out.h5", id = "serial/t0s0q0/seven", model = "no-such-model";
+  for (const std::vector<std::string>& words : {std::vector<std::string>{"run", id, "--checkpoint", model, "--dump", unwritable},
+                                               {"explain", id, "--checkpoint", model, "--mutant", "swapped_norms", "--minimize", unwritable},
+                                               {"report", "merge", "no-such-a.h5", "no-such-b.h5", "-o", unwritable}}) {
+    const auto refused = run_program(words);
+    EXPECT_EQ(refused.exit_code, 3) << words[0];
+    EXPECT_NE(refused.err.find("out.h5: its folder does not accept new files"), std::string::npos) << words[0] << ": " << refused.err;
+  }
+  // A name that the file system cannot have is an input like any other.
+  const std::string no_name(300, 'x');
+  for (const std::vector<std::string>& words : {std::vector<std::string>{"run", id, "--dump", no_name}, {"run", "serial/t0s0q0/" + no_name}, {"list", "--set", no_name}}) {
+    const auto refused = run_program(words);
+    EXPECT_EQ(refused.exit_code, 3) << refused.err;
+    EXPECT_NE(refused.err.find("File name too long"), std::string::npos) << refused.err;
+  }
 }
 
 TEST(Run, SplitAndSerialPlansGiveTheSameBits) {
