@@ -4,11 +4,11 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdio>
 #include <map>
 #include <string_view>
 #include <tuple>
 
+#include "harness/report/terminal_text.hpp"
 #include "harness/report/text_table.hpp"
 #include "models/algorithm_config.hpp"
 
@@ -51,9 +51,7 @@ std::string with_switch_off(std::string setting, std::string_view on) {
 
 std::string number(double value, int decimals) {
   if (std::isnan(value)) return "-";
-  char buffer[64];
-  std::snprintf(buffer, sizeof buffer, "%.*f", decimals, value);
-  return buffer;
+  return formatted("%.*f", decimals, value);
 }
 std::string microseconds(double value) { return number(value, 1); }
 std::string milliseconds(double us) { return number(us / 1e3, us < 100 ? 4 : us < 1e5 ? 3 : 1); }

@@ -5,7 +5,6 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
 #include <ostream>
 
 #include "harness/report/terminal_text.hpp"
@@ -37,16 +36,12 @@ void TextTable::print(std::ostream& out, int indent) const {
 
 std::string short_number(double value, int digits) {
   if (std::isnan(value)) return "-";
-  char buffer[40];
-  std::snprintf(buffer, sizeof buffer, "%.*g", digits, value);
-  return buffer;
+  return formatted("%.*g", digits, value);
 }
 
 std::string percent(double fraction, int decimals) {
   if (std::isnan(fraction)) return "-";
-  char buffer[40];
-  std::snprintf(buffer, sizeof buffer, "%.*f %%", decimals, 100.0 * fraction);
-  return buffer;
+  return formatted("%.*f %%", decimals, 100.0 * fraction);
 }
 
 std::string byte_count(std::int64_t bytes) {
@@ -57,9 +52,7 @@ std::string byte_count(std::int64_t bytes) {
     value /= 1024.0;
     ++unit;
   }
-  char buffer[40];
-  std::snprintf(buffer, sizeof buffer, unit == 0 ? "%.0f %s" : "%.4g %s", value, kUnits[unit]);
-  return buffer;
+  return unit == 0 ? formatted("%.0f %s", value, kUnits[unit]) : formatted("%.4g %s", value, kUnits[unit]);
 }
 
 }  // namespace loopgauge::harness

@@ -7,6 +7,8 @@
 #include <sstream>
 #include <string>
 
+#include "harness/report/text_table.hpp"
+
 namespace loopgauge::harness {
 namespace {
 
@@ -41,6 +43,11 @@ TEST(TerminalText, JsonKeepsItsValue) {
 }
 
 TEST(TerminalText, FormattedHasAnyLength) { EXPECT_EQ(formatted("%s %d", std::string(5000, 'x').c_str(), 7), std::string(5000, 'x') + " 7"); }
+
+TEST(TerminalText, NoNumberLosesItsLastDigits) {
+  EXPECT_EQ(percent(2e60, 0).size(), 63 + std::string(" %").size()) << percent(2e60, 0);
+  EXPECT_EQ(short_number(-1.5e-300, 3), "-1.5e-300");
+}
 
 }  // namespace
 }  // namespace loopgauge::harness
