@@ -124,6 +124,8 @@ void add_bench_end_to_end_command(CLI::App& bench, int& exit_code) {
       "  loopgauge bench e2e --load fit --switches t0s0q0,t1s1q1\n"
       "  loopgauge bench e2e --load pd --switches t0s0q0,t1s1q1        on two devices\n"
       "  loopgauge bench e2e --executor reference --check              the shipped model on the CPU, shorter loads\n"
+      "Times are 50th, 90th and 99th percentiles over finished requests (nearest rank: the smallest value that this share does not exceed); of fewer than 10\n"
+      "requests there is no 90th, of fewer than 100 no 99th (--requests gives more).\n"
       "Requests arrive by the wall clock as a seed says, whatever the server does; what runs next is decided from what is there. A request begins when the memory that\n"
       "it will ever need is free. Needs a CUDA device unless --executor reference (exit code 4 without one). Exit codes: 1 a request has other tokens than alone; 5 a load was\n"
       "left out, with the reason, or --check had nothing to compare.");

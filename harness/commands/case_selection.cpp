@@ -2,6 +2,8 @@
 #include "harness/commands/case_selection.hpp"
 
 #include <algorithm>
+#include <string>
+#include <unordered_set>
 
 #include "harness/grid.hpp"
 #include "harness/io/data_paths.hpp"
@@ -134,9 +136,12 @@ CaseSelection CaseSelectionOptions::resolve() const {
 
   std::vector<Case> all = grids_.empty() ? enumerate_cases(traces, modes) : grid_cases(traces, grid_settings(grids_), modes);
   if (!grids_.empty()) listed.clear();
+  std::unordered_set<std::string> ids;
+  if (!listed.empty()) {
+    for (const Case& value : all) ids.insert(case_id(value));
+  }
   for (const Case& value : listed) {
-    const auto same = [&](const Case& other) { return case_id(other) == case_id(value); };
-    if (std::any_of(all.begin(), all.end(), same)) throw ConfigError("set " + set_ + " holds case " + case_id(value) + " twice");
+    if (!ids.insert(case_id(value)).second) throw ConfigError("set " + set_ + " holds case " + case_id(value) + " twice");
     if (modes.empty() || contains(modes, value.mode)) all.push_back(value);
   }
   for (const Case& value : all) {

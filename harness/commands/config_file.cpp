@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <sstream>
 #include <string_view>
+#include <unordered_map>
 
 #include "harness/io/text_file.hpp"
 #include "models/error.hpp"
@@ -81,6 +82,7 @@ class LineReader {
 std::vector<ConfigEntry> read_config_file(const std::filesystem::path& path) {
   std::istringstream file(read_text_file(path, "configuration file"));
   std::vector<ConfigEntry> entries;
+  std::unordered_map<std::string, int> lines;  // by key
   std::string section;
   int number = 0;
   for (std::string raw; std::getline(file, raw);) {
@@ -103,8 +105,8 @@ std::vector<ConfigEntry> read_config_file(const std::filesystem::path& path) {
     const std::string_view name = trimmed(line.substr(0, equals));
     if (equals == std::string_view::npos || !is_name(name)) reader.fail("'" + std::string(line) + "' is not of the form key = value");
     const std::string key = section.empty() ? std::string(name) : section + "." + std::string(name);
-    const auto earlier = std::find_if(entries.begin(), entries.end(), [&](const ConfigEntry& entry) { return entry.key == key; });
-    if (earlier != entries.end()) reader.fail("key '" + key + "' was already given in line " + std::to_string(earlier->line));
+    const auto [earlier, is_new] = lines.emplace(key, number);
+    if (!is_new) reader.fail("key '" + key + "' was already given in line " + std::to_string(earlier->second));
     entries.push_back({key, reader.value(trimmed(line.substr(equals + 1))), number});
   }
   return entries;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "harness/io/set_file.hpp"
 
-#include <algorithm>
 #include <charconv>
 #include <sstream>
+#include <unordered_set>
 
 #include "harness/io/text_file.hpp"
 #include "models/error.hpp"
@@ -45,6 +45,7 @@ SetTrace read_trace_line(std::istringstream& words, const std::string& place) {
 TraceSet read_set(const std::filesystem::path& path) {
   std::istringstream stream(read_text_file(path, "set file"));
   TraceSet set{path, {}, {}};
+  std::unordered_set<std::string> names, ids;
   std::string line;
   for (int number = 1; std::getline(stream, line); ++number) {
     const std::string place = path.string() + ":" + std::to_string(number);
@@ -54,15 +55,13 @@ TraceSet read_set(const std::filesystem::path& path) {
     if (keyword == "trace") {
       SetTrace trace = read_trace_line(words, place);
       trace.line = number;
-      const auto same = [&](const SetTrace& other) { return other.name == trace.name; };
-      if (std::any_of(set.traces.begin(), set.traces.end(), same)) throw FileError(place + ": trace " + trace.name + " is listed twice");
+      if (!names.insert(trace.name).second) throw FileError(place + ": trace " + trace.name + " is listed twice");
       set.traces.push_back(std::move(trace));
     } else if (keyword == "case") {
       std::string id, extra;
       if (!(words >> id)) throw FileError(place + ": `case` without an id");
       if (words >> extra) throw FileError(place + ": \"" + extra + "\" follows the case id, expected one id a line");
-      const auto same = [&](const SetCase& other) { return other.id == id; };
-      if (std::any_of(set.cases.begin(), set.cases.end(), same)) throw FileError(place + ": case " + id + " is listed twice");
+      if (!ids.insert(id).second) throw FileError(place + ": case " + id + " is listed twice");
       set.cases.push_back({std::move(id), number});
     } else {
       throw FileError(place + ": begins with \"" + keyword + "\", expected `trace <name>` or `case <id>`");

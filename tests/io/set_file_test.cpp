@@ -15,6 +15,17 @@ std::string refusal(const std::string& text) {
   return error_of([&] { read_set(folder / "set.txt"); });
 }
 
+// Every line is compared with those before it, whatever their number.
+TEST(SetFile, ManyLinesAreReadAtOnce) {
+  const test::Folder folder;
+  std::string text;
+  for (int i = 0; i < 200000; ++i) text += "trace t" + std::to_string(i) + "\ncase serial/t0s0q0/t" + std::to_string(i) + "\n";
+  std::ofstream(folder / "many.txt") << text;
+  EXPECT_EQ(read_set(folder / "many.txt").cases.size(), 200000u);
+  std::ofstream(folder / "twice.txt") << text + "case serial/t0s0q0/t7\n";
+  EXPECT_TRUE(contains(error_of([&] { read_set(folder / "twice.txt"); }), "twice.txt:400001: case serial/t0s0q0/t7 is listed twice"));
+}
+
 TEST(SetFile, ReadsNamesInOrder) {
   const test::Folder folder;
   std::ofstream(folder / "set.txt") << "# a set\n\n  trace needle-1k  # long\r\ntrace one\n";
