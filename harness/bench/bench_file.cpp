@@ -36,6 +36,7 @@ void check_references(const h5::Group& root, const BenchReport& report) {
 BenchReport read_whole(const std::filesystem::path& path) {
   const h5::Group root = h5::File::open_readonly(path, h5::Trust::probed).root();
   const std::int64_t minor = file_minor_version(root, kBenchFormat, kBenchMajor, "bench report");
+  RowBudget budget(path);
   BenchReport report;
   report.meta = read_attributes<BenchMeta>(root.open_group("meta"));
   std::size_t known = 1;
@@ -43,7 +44,7 @@ BenchReport read_whole(const std::filesystem::path& path) {
     if (!root.has_group(name)) return;
     ++known;
     using Rows = std::remove_reference_t<decltype(report.*table)>;
-    report.*table = read_table<typename Rows::value_type>(root.open_group(name), scale, minor, kBenchMinor);
+    report.*table = read_table<typename Rows::value_type>(root.open_group(name), scale, minor, kBenchMinor, budget);
   });
   if (minor <= kBenchMinor && known != root.members().size()) root.fail("has a table that this version of the schema does not know");
   check_references(root, report);

@@ -85,9 +85,10 @@ Report read_part(const std::filesystem::path& path, const Part& part) {
   const h5::File file = h5::File::open_readonly(path, h5::Trust::probed);
   const h5::Group root = file.root();
   const std::int64_t minor = check_version(root);
+  RowBudget budget(path);
   Report report;
   report.meta = read_attributes<ReportMeta>(root.open_group("meta"));
-  report.cases = read_table<CaseResult>(root.open_group("cases"), "case", minor, kReportMinor);
+  report.cases = read_table<CaseResult>(root.open_group("cases"), "case", minor, kReportMinor, budget);
   const h5::Group case_groups = root.open_group("case");
   if (case_groups.members().size() != report.cases.size()) {
     case_groups.fail(std::to_string(case_groups.members().size()) + " groups for " + std::to_string(report.cases.size()) +
@@ -104,7 +105,7 @@ Report read_part(const std::filesystem::path& path, const Part& part) {
       if (!group.has_group(name)) return;
       ++known;
       using Rows = std::remove_reference_t<decltype(result.*table)>;
-      result.*table = read_table<typename Rows::value_type>(group.open_group(name), "entry", minor, kReportMinor);
+      result.*table = read_table<typename Rows::value_type>(group.open_group(name), "entry", minor, kReportMinor, budget);
     });
     if (minor <= kReportMinor && known != group.members().size()) group.fail("has a table that this version of the schema does not know");
   }

@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <filesystem>
 #include <numeric>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <type_traits>
 #include <variant>
 #include <vector>
@@ -87,10 +89,30 @@ void write_table(const h5::Group& group, const std::string& axis, std::string_vi
   scale.list_users(datasets);
 }
 
+// How many rows all tables of a file may have together, so that a small file of compressed zeros does not become gigabytes of rows: written rows take a
+// byte and more each, little ones are allowed for.
+class RowBudget {
+ public:
+  explicit RowBudget(const std::filesystem::path& file) {
+    std::error_code unknown;
+    const std::uintmax_t bytes = std::filesystem::file_size(file, unknown);
+    left_ = (std::int64_t{1} << 20) + (unknown ? 0 : 4 * static_cast<std::int64_t>(bytes));
+  }
+  // Throws FileError naming the dataset where there is no room for so many.
+  void take(const h5::Dataset& scale, std::int64_t rows) {
+    if (rows > left_) scale.fail("declares " + std::to_string(rows) + " rows, more than a report of this size holds");
+    left_ -= rows;
+  }
+
+ private:
+  std::int64_t left_ = 0;
+};
+
 // The rows of such a group. `minor`: the file's minor version, up to whose additions columns may be missing; what is not known is refused unless the file is
 // newer than `known_minor`, the version of this program.
 template <class Row>
-std::vector<Row> read_table(const h5::Group& group, const std::string& axis, std::int64_t minor, std::int64_t known_minor) {
+std::vector<Row> read_table(const h5::Group& group, const std::string& axis, std::int64_t minor, std::int64_t known_minor, RowBudget& budget) {
+  if (const h5::Dataset scale = group.open_dataset(axis); scale.shape().size() == 1) budget.take(scale, scale.shape().front());
   const std::vector<std::int64_t> index = group.read_vector<std::int64_t>(axis);
   const auto length = static_cast<std::int64_t>(index.size());
   for (std::int64_t i = 0; i < length; ++i) {

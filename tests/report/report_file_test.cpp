@@ -180,6 +180,21 @@ TEST(ReportFile, ColumnsNewerThanTheFileKeepTheirDefault) {
   EXPECT_EQ(old.cases[0].timings[0].seconds, 0.25);
 }
 
+// A megabyte of compressed zeros is no report of gigabytes.
+TEST(ReportFile, MoreRowsThanTheFileCanHoldAreRefused) {
+  TemporaryDirectory directory;
+  Report report = sample_report();
+  report.cases[0].divergence.assign(std::size_t{3} << 20, DivergenceRow{});
+  write_report(directory / "many.h5", report);
+  ASSERT_LT(std::filesystem::file_size(directory / "many.h5"), std::uintmax_t{1} << 19) << "a larger file may have that many";
+  try {
+    read_report(directory / "many.h5");
+    ADD_FAILURE() << "accepted";
+  } catch (const FileError& error) {
+    EXPECT_NE(std::string(error.what()).find("divergence/entry: declares 3145728 rows, more than a report of this size holds"), std::string::npos) << error.what();
+  }
+}
+
 TEST(ReportFile, CorruptBytesAreRefusedOrHarmlessButNeverFatal) {
   TemporaryDirectory directory;
   write_report(directory / "good.h5", sample_report());
