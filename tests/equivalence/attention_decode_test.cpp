@@ -9,6 +9,7 @@
 #include "models/spec/attention.hpp"
 #include "reference/numeric/bfloat16.hpp"
 #include "tests/equivalence/kv_fixture.hpp"
+#include "tests/equivalence/late_rows.hpp"
 
 namespace loopgauge::equivalence {
 namespace {
@@ -54,11 +55,14 @@ std::vector<std::uint16_t> run(History& history, int layer, const Batch& batch, 
                                                 .arrivals = arrivals.data(),
                                                 .fault = fault};
   optimized::attention_decode(arguments, history.stream());
-  if (early) {  // behind the launch above, whose outputs it replaces
+  if (early) {  // and behind the launch above twice more, whose outputs they replace
+    LateRows late(history, layer, device_rows.data(), rows, q);
     output.poison();
     arguments.written_rows = device_rows.data();
     arguments.written_count = rows;
+    late.launch();
     for (int i = 0; i < 3; ++i) optimized::attention_decode(arguments, history.stream());
+    LOOPGAUGE_CUDA_CHECK(cudaDeviceSynchronize());
   }
   for (const std::uint32_t count : arrivals.download()) EXPECT_EQ(count, 0u) << "arrivals of the next launch";
   return output.download();
@@ -243,14 +247,35 @@ TEST(AttentionDecodeDevice, BitsDoNotDependOnHowManyCtasShareARow) {
   }
 }
 
+// Behind a kernel that writes q and the rows' K and V long after the launch may have begun, and behind attention.
 TEST(AttentionDecodeDevice, BitsDoNotDependOnWhenALaunchMayBegin) {
   LOOPGAUGE_REQUIRE_DEVICE();
-  History history({.positions = 1300, .prompt = 600, .dense_runs = 384, .keep_planes = true});
-  history.encode({{0, 256}, {256, 1216}});
-  for (const int frontier : {0, 1216}) {
-    const Batch batch = random_batch(history, {1216, 1247, 1299}, {frontier}, 21);
-    EXPECT_EQ(run(history, 0, batch, 1300, Fault::none, Kernel::narrowest, true), run(history, 0, batch, 1300)) << "frontier " << frontier;
+  for (const int head_dim : {64, 128}) {
+    History history({.head_dim = head_dim, .positions = 1300, .prompt = 600, .dense_runs = 384, .keep_planes = true});
+    history.encode({{0, 256}, {256, 1216}});
+    for (const int frontier : {0, 1216}) {
+      const Batch batch = random_batch(history, {1216, 1247, 1299}, {frontier}, 21);
+      for (int layer = 0; layer < history.model().layers; ++layer) {
+        const auto expected = run(history, layer, batch, 1300);
+        for (const Kernel kernel : {Kernel::narrowest, Kernel::general}) {
+          EXPECT_EQ(run(history, layer, batch, 1300, Fault::none, kernel, true), expected) << "head_dim " << head_dim << ", frontier " << frontier;
+        }
+      }
+    }
   }
+}
+
+// Without this the test above, and that of the correction, could not fail.
+TEST(AttentionDecodeDevice, WhatDoesNotWaitReadsLateRowsTooSoon) {
+  LOOPGAUGE_REQUIRE_DEVICE();
+  History history({.positions = 70, .dense = true});
+  const Batch batch = random_batch(history, {66, 69}, {0}, 22);
+  DeviceArray<std::uint16_t> q(history.allocator(), batch.q);
+  DeviceArray<optimized::QueryRow> rows(history.allocator(), batch.rows);
+  LateRows late(history, 0, rows.data(), static_cast<int>(batch.rows.size()), q);
+  late.launch();
+  EXPECT_EQ(late.read_without_waiting(), 0xFFFFFFFFu);
+  EXPECT_EQ(q.download(), batch.q) << "put back";
 }
 
 TEST(AttentionDecodeDevice, PaddingRowsAreLeftAlone) {

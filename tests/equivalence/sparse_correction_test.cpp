@@ -11,6 +11,7 @@
 #include "reference/numeric/bfloat16.hpp"
 #include "reference/ops/sparse_decode.hpp"
 #include "tests/equivalence/kv_fixture.hpp"
+#include "tests/equivalence/late_rows.hpp"
 
 namespace loopgauge::equivalence {
 namespace {
@@ -62,13 +63,15 @@ void upload(const optimized::KvShape& shape, const optimized::ReferenceView& vie
 }
 
 std::vector<std::uint16_t> run(History& history, const optimized::ReferenceView& view, const Batch& batch, int max_length,
-                               Fault fault = Fault::none, bool encoded_history = true) {
+                               Fault fault = Fault::none, bool encoded_history = true, bool early = false) {
   optimized::DeviceAllocator& allocator = history.allocator();
   const auto rows = static_cast<int>(batch.rows.size());
   DeviceArray<std::uint16_t> q(allocator, batch.q), output(allocator, batch.q.size());
   DeviceArray<optimized::QueryRow> device_rows(allocator, batch.rows);
   DeviceArray<std::uint8_t> workspace(allocator, optimized::sparse_correction_workspace_bytes(history.kv_shape(), rows));
   DeviceArray<std::uint32_t> arrivals(allocator, std::vector<std::uint32_t>(batch.rows.size() * static_cast<std::size_t>(history.model().heads)));
+  LateRows late(history, kLayer, device_rows.data(), rows, q);
+  if (early) late.launch();
   optimized::sparse_correction({.kv = history.cache().view(),
                                 .layer = kLayer,
                                 .q = reinterpret_cast<const __nv_bfloat16*>(q.data()),
@@ -81,6 +84,7 @@ std::vector<std::uint16_t> run(History& history, const optimized::ReferenceView&
                                 .output = reinterpret_cast<__nv_bfloat16*>(output.data()),
                                 .workspace = workspace.data(),
                                 .arrivals = arrivals.data(),
+                                .written_rows = early ? device_rows.data() : nullptr,
                                 .fault = fault},
                                history.stream());
   for (const std::uint32_t count : arrivals.download()) EXPECT_EQ(count, 0u) << "arrivals of the next launch";
@@ -267,6 +271,30 @@ TEST(SparseCorrectionDevice, BitsDoNotDependOnTheBatch) {
     const Batch alone{{batch.rows[i]}, {begin, begin + static_cast<std::ptrdiff_t>(width)}};
     const auto output = run(history, store.view(), alone, batch.rows[i].position + 1);
     EXPECT_TRUE(std::equal(output.begin(), output.end(), together.begin() + static_cast<std::ptrdiff_t>(i * width))) << "row " << i;
+  }
+}
+
+TEST(SparseCorrectionDevice, BitsDoNotDependOnWhenALaunchMayBegin) {
+  LOOPGAUGE_REQUIRE_DEVICE();
+  for (const int head_dim : {64, 128}) {
+    History history({.head_dim = head_dim, .positions = 1300, .prompt = 600, .dense_runs = 384, .keep_planes = true});
+    history.encode({{0, 256}, {256, 1216}});
+    std::mt19937 generator(57);
+    const optimized::KvShape shape = history.kv_shape();
+    const std::vector<int> positions{1216, 1247, 1299};
+    optimized::ReferenceStore store(shape, static_cast<int>(positions.size()), 1300, history.allocator());
+    for (std::size_t i = 0; i < positions.size(); ++i) {  // half of the keys: of every page some, also written ones
+      upload(shape, store.view(), static_cast<int>(i), random_state(history, positions[i], 5000, generator), positions[i]);
+    }
+    for (const bool encoded : {true, false}) {
+      Batch batch;
+      for (std::size_t i = 0; i < positions.size(); ++i) {
+        for (int loop = 3; loop <= kLoops; ++loop) batch.rows.push_back({history.request(), positions[i], loop, encoded ? 1216 : 0, static_cast<int>(i)});
+      }
+      batch.q = random_rows(generator, batch.rows.size() * static_cast<std::size_t>(history.model().projection_width()));
+      EXPECT_EQ(run(history, store.view(), batch, 1300, Fault::none, encoded, true), run(history, store.view(), batch, 1300, Fault::none, encoded))
+          << "head_dim " << head_dim << (encoded ? ", encoded" : ", BF16");
+    }
   }
 }
 
