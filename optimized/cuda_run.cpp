@@ -78,7 +78,7 @@ CudaRun::CudaRun(const RunContext& context, const Trace& trace, const EffectiveC
       state_gates_(allocator_, MemoryCategory::workspace),
       emitted_states_(allocator_, MemoryCategory::workspace),
       emitted_choices_(allocator_, MemoryCategory::workspace),
-      emitted_slots_(allocator_, MemoryCategory::workspace),
+      emitted_indices_(allocator_, MemoryCategory::workspace),
       token_draws_(allocator_, MemoryCategory::workspace),
       distributions_(allocator_, MemoryCategory::workspace),
       confirmed_(allocator_, MemoryCategory::workspace),

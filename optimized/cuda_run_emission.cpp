@@ -6,6 +6,7 @@
 
 #include "models/error.hpp"
 #include "optimized/cuda_run.hpp"
+#include "optimized/ops/compact_rows.cuh"
 
 namespace loopgauge::optimized {
 
@@ -17,13 +18,11 @@ void CudaRun::emit_pending() {
   const int rows = static_cast<int>(emissions.size());
   const auto hidden = static_cast<std::size_t>(model_.hidden), vocab = static_cast<std::size_t>(model_.vocab);
   Bfloat16* states = emitted_states_.reserve<Bfloat16>(emissions.size() * hidden);
-  std::vector<std::int32_t> slots;
-  for (std::size_t i = 0; i < emissions.size(); ++i) {
-    const RequestState& s = *emissions[i].request;
-    LOOPGAUGE_CUDA_CHECK(
-        cudaMemcpyAsync(states + i * hidden, decode_state(s), hidden * sizeof(Bfloat16), cudaMemcpyDeviceToDevice, stream_));
-    slots.push_back(s.request->teacher_forced() ? -1 : s.slot);
-  }
+  std::vector<std::int32_t> indices;  // of states, then of chosen tokens
+  for (const Emission& emission : emissions) indices.push_back(emission.request->slot * live_rows());
+  for (const Emission& emission : emissions) indices.push_back(emission.request->request->teacher_forced() ? -1 : emission.request->slot);
+  const std::int32_t* const sources = emitted_indices_.upload<std::int32_t>(indices, ticket_->arena, stream_);
+  gather_rows(decode_states_.as<Bfloat16>(), sources, states, rows, model_.hidden, stream_);
   const float* logits = forward_.logits(states, rows);
   auto* choices = emitted_choices_.reserve<HeadChoice>(emissions.size());
   head_argmax(logits, choices, rows, model_.vocab, stream_);
@@ -37,8 +36,7 @@ void CudaRun::emit_pending() {
     }
     draw(logits, choices, nullptr, draws);
   }
-  keep_tokens(choices, emitted_slots_.upload<std::int32_t>(slots, ticket_->arena, stream_), chosen_tokens_.as<std::int32_t>(), rows,
-              stream_);
+  keep_tokens(choices, sources + rows, chosen_tokens_.as<std::int32_t>(), rows, stream_);
   if (runs_ahead()) start_speculating(emissions, choices);
   const HeadChoice* chosen = download(choices, emissions.size());
   for (std::size_t i = 0; i < emissions.size(); ++i) {

@@ -9,16 +9,16 @@ namespace {
 
 constexpr int kThreads = 64;
 
-__global__ void merge_activity_maps_kernel(ActivityMap* target, const ActivityMap* host, const std::uint8_t* flags, int count) {
-  const int page = blockIdx.x * kThreads + threadIdx.x;
-  if (page >= count) return;
-  const ActivityMap map = host[page];
-  const std::uint8_t flag = flags[page];
-  ActivityMap& out = target[page];
+__global__ void update_pages_kernel(const PageUpdate* updates, int count) {
+  const int index = blockIdx.x * kThreads + threadIdx.x;
+  if (index >= count) return;
+  const PageUpdate update = updates[index];
+  *update.entry_target = update.entry;
+  ActivityMap& out = *update.map_target;
   for (int i = 0; i < kLoops; ++i) {
-    out.active[i] = flag & kReplaceActivity ? map.active[i] : out.active[i] | map.active[i];
-    if (!(flag & kKeepRanks)) out.rank[i] = map.rank[i];
-    out.rows[i] = map.rows[i];
+    out.active[i] = update.flags & kReplaceActivity ? update.map.active[i] : out.active[i] | update.map.active[i];
+    if (!(update.flags & kKeepRanks)) out.rank[i] = update.map.rank[i];
+    out.rows[i] = update.map.rows[i];
   }
 }
 
@@ -37,10 +37,10 @@ __global__ void rank_rows_kernel(KvView kv, const EncodeTask* tasks) {
 
 }  // namespace
 
-void merge_activity_maps(ActivityMap* target, const ActivityMap* host, const std::uint8_t* flags, int count, cudaStream_t stream) {
+void update_pages(const PageUpdate* updates, int count, cudaStream_t stream) {
   if (count == 0) return;
-  merge_activity_maps_kernel<<<(count + kThreads - 1) / kThreads, kThreads, 0, stream>>>(target, host, flags, count);
-  LOOPGAUGE_CUDA_CHECK_LAUNCH("merge_activity_maps");
+  update_pages_kernel<<<(count + kThreads - 1) / kThreads, kThreads, 0, stream>>>(updates, count);
+  LOOPGAUGE_CUDA_CHECK_LAUNCH("update_pages");
 }
 
 void rank_rows(const KvView& kv, const EncodeTask* tasks, int count, cudaStream_t stream) {

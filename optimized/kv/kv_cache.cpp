@@ -407,19 +407,20 @@ void KvCache::upload() {
 }
 
 void KvCache::upload(PinnedArena& arena) {
+  int count = 0;
+  for (const Request& slot : requests_) count += slot.dirty_end - slot.dirty_begin;
+  auto* const updates = count > 0 ? arena.take<PageUpdate>(static_cast<std::size_t>(count)) : nullptr;
+  PageUpdate* next = updates;
   for (Request& slot : requests_) {
-    if (slot.dirty_begin >= slot.dirty_end) continue;
-    const auto begin = static_cast<std::size_t>(slot.dirty_begin);
-    const auto count = static_cast<std::size_t>(slot.dirty_end - slot.dirty_begin);
-    copy_to_device(slot.device_pages.as<PageTableEntry>() + begin, std::span<const PageTableEntry>(slot.pages).subspan(begin, count), arena,
-                   stream_);
-    const std::span<std::uint8_t> flags = std::span(slot.map_flags).subspan(begin, count);
-    merge_activity_maps(slot.device_maps.as<ActivityMap>() + begin,
-                        arena.stage(std::span<const ActivityMap>(slot.maps).subspan(begin, count)), arena.stage<std::uint8_t>(flags),
-                        static_cast<int>(count), stream_);
-    for (std::uint8_t& flag : flags) flag &= static_cast<std::uint8_t>(~kReplaceActivity);
+    for (int i = slot.dirty_begin; i < slot.dirty_end; ++i) {
+      const auto page = static_cast<std::size_t>(i);
+      *next++ = {slot.device_pages.as<PageTableEntry>() + page, slot.device_maps.as<ActivityMap>() + page, slot.pages[page], slot.maps[page],
+                 slot.map_flags[page]};
+      slot.map_flags[page] &= static_cast<std::uint8_t>(~kReplaceActivity);
+    }
     slot.dirty_begin = slot.dirty_end = 0;
   }
+  update_pages(updates, count, stream_);
   if (tables_dirty_) {
     copy_to_device<RequestTable>(device_tables_.as<RequestTable>(), tables_, arena, stream_);
     tables_dirty_ = false;

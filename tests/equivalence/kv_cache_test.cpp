@@ -4,7 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <set>
+#include <span>
 
 #include "models/error.hpp"
 #include "optimized/kv/reference_store.hpp"
@@ -101,6 +103,69 @@ TEST(KvCacheDevice, TruncationClearsEveryPlane) {
     EXPECT_EQ(cache.maps(a)[1].active[loop], 0b111111u);
     EXPECT_EQ(cache.maps(a)[2].active[loop], 0u);
   }
+}
+
+template <class T>
+std::vector<T> read_device(const T* source, std::size_t count) {
+  std::vector<T> values(count);
+  LOOPGAUGE_CUDA_CHECK(cudaMemcpy(values.data(), source, count * sizeof(T), cudaMemcpyDeviceToHost));
+  return values;
+}
+
+// More pages of more requests than a block of the kernel that writes them has threads.
+TEST(KvCacheDevice, ChangesOfManyRequestsArriveTogether) {
+  LOOPGAUGE_REQUIRE_DEVICE();
+  constexpr int kRequests = 70;
+  optimized::DeviceAllocator allocator = poisoning_allocator();
+  KvCache cache({1, 1, 64}, allocator, nullptr);
+  const auto expect_equal_tables = [&](const char* when) {
+    const auto tables = read_device(cache.view().requests, optimized::kMaxRequests);
+    for (int request = 0; request < kRequests; ++request) {
+      const auto& table = tables[static_cast<std::size_t>(request)];
+      const auto pages = cache.pages(request);
+      const auto maps = cache.maps(request);
+      ASSERT_EQ(table.page_capacity, pages.size());
+      const auto device_pages = read_device(table.pages, pages.size());
+      const auto device_maps = read_device(table.maps, maps.size());
+      EXPECT_EQ(std::memcmp(device_pages.data(), pages.data(), pages.size_bytes()), 0) << when << ", entries of request " << request;
+      EXPECT_EQ(std::memcmp(device_maps.data(), maps.data(), maps.size_bytes()), 0) << when << ", maps of request " << request;
+    }
+  };
+  for (int request = 0; request < kRequests; ++request) {
+    ASSERT_EQ(cache.open_request(100 + 50 * (request % 5)), request);
+    cache.reserve(request, 1, PositionRange{0, 65 + request % 30});
+    cache.note_active(request, 1, PositionRange{0, 60 + request % 30});
+  }
+  cache.upload();
+  expect_equal_tables("all pages");
+  for (int request = 0; request < kRequests; request += 3) {  // as a decode row of some of them
+    const std::int32_t position = 60 + request % 30;
+    cache.reserve(request, 2, PositionRange{position, position + 1});
+    cache.note_active(request, 1, std::span(&position, 1));
+    cache.note_active(request, 2, std::span(&position, 1));
+  }
+  cache.upload();
+  expect_equal_tables("a row each");
+
+  // What a kernel has noted stays beside what the host notes, and goes with what the host takes away.
+  const auto map_of = [&](int request) { return read_device(cache.view().requests + request, 1).front().maps; };
+  const auto active = [&](int request) { return read_device(map_of(request), 1).front().active[2]; };
+  constexpr std::uint64_t kNoted = 0b1010;
+  for (const int request : {1, 66}) {
+    auto map = read_device(map_of(request), 1);
+    map.front().active[2] = kNoted;
+    LOOPGAUGE_CUDA_CHECK(cudaMemcpy(map_of(request), map.data(), sizeof(optimized::ActivityMap), cudaMemcpyHostToDevice));
+    cache.reserve(request, 3, PositionRange{0, 1});
+    const std::int32_t position = 0;
+    cache.note_active(request, 3, std::span(&position, 1));
+  }
+  cache.upload();
+  EXPECT_EQ(active(1), kNoted | 1);
+  EXPECT_EQ(active(66), kNoted | 1);
+  cache.truncate(66, 3);
+  cache.upload();
+  EXPECT_EQ(active(1), kNoted | 1);
+  EXPECT_EQ(active(66), 1u);
 }
 
 TEST(KvCacheDevice, BlocksAreContiguousAndAccounted) {

@@ -19,7 +19,8 @@ __device__ std::uint64_t nanoseconds() {
 enum class Direction { away, back };
 
 // A block a row.
-__global__ void move_late_rows(optimized::KvView kv, int layer, const optimized::QueryRow* rows, std::uint32_t* q, std::uint32_t* all_kept, Direction direction) {
+__global__ void move_late_rows(optimized::KvView kv, int layer, const optimized::QueryRow* rows, std::uint32_t* q, std::uint32_t* all_kept,
+                               Direction direction) {
   if (direction == Direction::back) {
     optimized::let_next_kernel_begin();
     for (const std::uint64_t begin = nanoseconds(); nanoseconds() - begin < kLateNanoseconds;) {
