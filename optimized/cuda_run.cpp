@@ -82,7 +82,6 @@ CudaRun::CudaRun(const RunContext& context, const Trace& trace, const EffectiveC
       token_draws_(allocator_, MemoryCategory::workspace),
       distributions_(allocator_, MemoryCategory::workspace),
       confirmed_(allocator_, MemoryCategory::workspace),
-      selection_scratch_(allocator_, MemoryCategory::workspace),
       encode_tasks_(allocator_, MemoryCategory::conversion_scratch),
       rewrite_tasks_(allocator_, MemoryCategory::conversion_scratch),
       inactive_rows_(allocator_, MemoryCategory::workspace),

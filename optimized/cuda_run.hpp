@@ -332,7 +332,7 @@ class CudaRun {
   DeviceBuffer speculation_states_, live_tokens_, live_references_, speculation_steps_;
   DeviceBuffer gates_;                               // [decode rows of a batch] FP32
   DeviceBuffer numeric_fault_;                       // one word
-  GrowableBuffer state_gates_, emitted_states_, emitted_choices_, emitted_indices_, token_draws_, distributions_, confirmed_, selection_scratch_, encode_tasks_,
+  GrowableBuffer state_gates_, emitted_states_, emitted_choices_, emitted_indices_, token_draws_, distributions_, confirmed_, encode_tasks_,
       rewrite_tasks_, inactive_rows_, inactive_indices_, live_indices_, started_slots_, started_states_, draft_outcomes_, round_outcomes_, due_blocks_, due_again_;
   std::vector<WindowState> spare_windows_;
   std::vector<EncodeTask> pending_encodes_, pending_rewrites_;

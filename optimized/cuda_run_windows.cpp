@@ -84,9 +84,7 @@ void CudaRun::select_window(RequestState& s, int window, int loop) {
     }
     copy_to_device<std::int32_t>(selected, members, ticket_->arena, stream_);
   } else {
-    void* scratch = selection_scratch_.reserve<std::byte>(select_tokens_scratch_bytes(config_.window()));
-    select_tokens(window_positions(s, window, loop - 1), scores, candidates, count, config_.reserved_position(s.prompt_length), selected,
-                  scratch, stream_);
+    select_tokens(window_positions(s, window, loop - 1), scores, candidates, count, config_.reserved_position(s.prompt_length), selected, stream_);
   }
   const float* read_scores = download(scores, static_cast<std::size_t>(candidates));
   const std::int32_t* read_selected = download(selected, static_cast<std::size_t>(count));

@@ -2,16 +2,15 @@
 #include "optimized/ops/select_tokens.cuh"
 
 #include <cub/block/block_scan.cuh>
-#include <cub/device/device_select.cuh>
 
 #include "optimized/runtime/cuda_check.hpp"
 
 namespace loopgauge::optimized {
 namespace {
 
-constexpr int kThreads = 1024;
 constexpr int kDigitBits = 8;
 constexpr int kDigits = 1 << kDigitBits;
+constexpr int kThreads = kDigits;
 
 // Unsigned order of the keys is numeric order of the scores; -0 is made +0 first.
 __device__ __forceinline__ std::uint32_t ordered_key(float score) {
@@ -21,81 +20,63 @@ __device__ __forceinline__ std::uint32_t ordered_key(float score) {
 
 constexpr std::uint32_t kFirstKey = 0xffffffffu;  // above the key of every number
 
-// flags[i] = 1 for the `budget` candidates of highest score, ties to the lower index; the one at position `reserved` comes first.
+// The `budget` candidates of highest score, ties to the lower index; the one at position `reserved` comes first.
 __global__ void __launch_bounds__(kThreads)
-    flag_top_scores_kernel(const std::int32_t* __restrict__ candidates, const float* __restrict__ scores, int count, int budget,
-                           int reserved, std::uint8_t* __restrict__ flags) {
+    select_tokens_kernel(const std::int32_t* __restrict__ candidates, const float* __restrict__ scores, int count, int budget, int reserved,
+                         std::int32_t* __restrict__ selected) {
   const auto key_of = [&](int i) { return candidates[i] == reserved ? kFirstKey : ordered_key(scores[i]); };
   using Scan = cub::BlockScan<int, kThreads>;
   __shared__ typename Scan::TempStorage scan_storage;
   __shared__ int histogram[kDigits];
-  __shared__ std::uint32_t prefix;  // leading bits of the threshold key
-  __shared__ int wanted;            // how many keys with that prefix are still to be taken
-  if (threadIdx.x == 0) {
-    prefix = 0;
-    wanted = budget;
-  }
+  __shared__ std::uint32_t found_threshold;
+  __shared__ int found_wanted;
+  const int thread = static_cast<int>(threadIdx.x);
+  std::uint32_t threshold = 0;  // the leading bits of its key that are known
+  int wanted = budget;          // how many keys with these bits are still to be taken
   for (int shift = 32 - kDigitBits; shift >= 0; shift -= kDigitBits) {
-    if (threadIdx.x < kDigits) histogram[threadIdx.x] = 0;
+    histogram[thread] = 0;
     __syncthreads();
-    const std::uint32_t leading = prefix;
-    for (int i = threadIdx.x; i < count; i += kThreads) {
+    for (int i = thread; i < count; i += kThreads) {
       const std::uint32_t key = key_of(i);
-      const bool matches = shift == 32 - kDigitBits || (key >> (shift + kDigitBits)) == leading;
+      const bool matches = shift == 32 - kDigitBits || (key >> (shift + kDigitBits)) == threshold;
       if (matches) atomicAdd(&histogram[(key >> shift) & (kDigits - 1)], 1);
     }
     __syncthreads();
-    if (threadIdx.x == 0) {
-      int left = wanted;
-      int digit = kDigits - 1;
-      while (histogram[digit] < left) left -= histogram[digit--];
-      wanted = left;
-      prefix = leading << kDigitBits | static_cast<std::uint32_t>(digit);
+    const int digit = kDigits - 1 - thread, keys = histogram[digit];
+    int above = 0;
+    Scan(scan_storage).ExclusiveSum(keys, above);
+    if (above < wanted && wanted <= above + keys) {
+      found_threshold = threshold << kDigitBits | static_cast<std::uint32_t>(digit);
+      found_wanted = wanted - above;
     }
     __syncthreads();
+    threshold = found_threshold;
+    wanted = found_wanted;
   }
-  const std::uint32_t threshold = prefix;
-  const int ties_wanted = wanted;
-  int ties_before = 0;
+  int ties_before = 0, written = 0;
   for (int base = 0; base < count; base += kThreads) {
-    const int i = base + threadIdx.x;
+    const int i = base + thread;
     const std::uint32_t key = i < count ? key_of(i) : 0;
     const int tie = i < count && key == threshold;
-    int rank = 0;
-    int ties = 0;
+    int rank = 0, ties = 0;
     Scan(scan_storage).ExclusiveSum(tie, rank, ties);
-    if (i < count) flags[i] = key > threshold || (tie && ties_before + rank < ties_wanted);
+    const int taken = i < count && (key > threshold || (tie && ties_before + rank < wanted));
+    int place = 0, all_taken = 0;
+    __syncthreads();  // the scan's storage is used again, here and below
+    Scan(scan_storage).ExclusiveSum(taken, place, all_taken);
+    if (taken) selected[written + place] = candidates[i];
     ties_before += ties;
-    __syncthreads();  // the scan's storage is used again
+    written += all_taken;
+    __syncthreads();
   }
-}
-
-std::size_t aligned(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
-
-std::size_t compaction_bytes(int candidates) {
-  std::size_t bytes = 0;
-  LOOPGAUGE_CUDA_CHECK(cub::DeviceSelect::Flagged(nullptr, bytes, static_cast<const std::int32_t*>(nullptr),
-                                                  static_cast<const std::uint8_t*>(nullptr), static_cast<std::int32_t*>(nullptr),
-                                                  static_cast<int*>(nullptr), candidates));
-  return bytes;
 }
 
 }  // namespace
 
-std::size_t select_tokens_scratch_bytes(int candidates) {
-  return aligned(candidates) + aligned(sizeof(int)) + aligned(compaction_bytes(candidates));
-}
-
-void select_tokens(const std::int32_t* candidates, const float* scores, int count, int budget, int reserved, std::int32_t* selected,
-                   void* scratch, cudaStream_t stream) {
+void select_tokens(const std::int32_t* candidates, const float* scores, int count, int budget, int reserved, std::int32_t* selected, cudaStream_t stream) {
   if (budget < 1 || budget > count) throw InternalError("select_tokens: the budget is outside [1, count]");
-  auto* flags = static_cast<std::uint8_t*>(scratch);
-  auto* selected_count = reinterpret_cast<int*>(flags + aligned(count));
-  void* compaction = reinterpret_cast<std::uint8_t*>(selected_count) + aligned(sizeof(int));
-  flag_top_scores_kernel<<<1, kThreads, 0, stream>>>(candidates, scores, count, budget, reserved, flags);
+  select_tokens_kernel<<<1, kThreads, 0, stream>>>(candidates, scores, count, budget, reserved, selected);
   LOOPGAUGE_CUDA_CHECK_LAUNCH("select_tokens");
-  std::size_t bytes = compaction_bytes(count);
-  LOOPGAUGE_CUDA_CHECK(cub::DeviceSelect::Flagged(compaction, bytes, candidates, flags, selected, selected_count, count, stream));
 }
 
 }  // namespace loopgauge::optimized

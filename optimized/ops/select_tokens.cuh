@@ -3,13 +3,9 @@
 
 #include <cuda_runtime_api.h>
 
-#include <cstddef>
 #include <cstdint>
 
 namespace loopgauge::optimized {
-
-// Bytes of device scratch that select_tokens needs for at most `candidates` candidates.
-std::size_t select_tokens_scratch_bytes(int candidates);
 
 // Specification clause and reference counterpart: S-TSEL-4, S-TSEL-5, S-TSEL-10; reference/ops/token_selection.
 // Shapes and layouts: candidates [count] int32 absolute positions of active[r-1], ascending; scores [count] FP32, scores[i] of
@@ -18,9 +14,8 @@ std::size_t select_tokens_scratch_bytes(int candidates);
 // Requires: 1 <= budget <= count; scores are finite (the caller checks) and compare as numbers.
 // Numerics: exact, ties included.
 // Determinism: the selected set is unique.
-// Launch: one block of 1024 threads finds the threshold (four passes over 8 bits each) and flags; CUB compacts.
-// Traffic: reads the scores five times, from cache.
-void select_tokens(const std::int32_t* candidates, const float* scores, int count, int budget, int reserved, std::int32_t* selected,
-                   void* scratch, cudaStream_t stream);
+// Launch: one block of 256 threads finds the threshold (four passes over 8 bits each, a digit a thread) and compacts by scans (CUB).
+// Traffic: reads scores and candidates five times, from cache.
+void select_tokens(const std::int32_t* candidates, const float* scores, int count, int budget, int reserved, std::int32_t* selected, cudaStream_t stream);
 
 }  // namespace loopgauge::optimized

@@ -29,9 +29,7 @@ class DecisionsTest : public DeviceTest {
     const auto c = upload(candidates), s = upload(scores);
     auto selected = poisoned<std::int32_t>(static_cast<std::size_t>(budget));
     const int count = static_cast<int>(candidates.size());
-    auto scratch = poisoned<std::uint8_t>(optimized::select_tokens_scratch_bytes(count));
-    optimized::select_tokens(c.as<std::int32_t>(), s.as<float>(), count, budget, reserved, selected.as<std::int32_t>(), scratch.data(),
-                             *stream_);
+    optimized::select_tokens(c.as<std::int32_t>(), s.as<float>(), count, budget, reserved, selected.as<std::int32_t>(), *stream_);
     return download<std::int32_t>(selected, static_cast<std::size_t>(budget));
   }
 
@@ -47,7 +45,7 @@ class DecisionsTest : public DeviceTest {
 
 TEST_F(DecisionsTest, TokensAreSelectedAsByTheReference) {
   std::mt19937 generator(5);
-  for (const int count : {1, 2, 63, 64, 65, 256, 1000, 1024, 1025, 5000}) {
+  for (const int count : {1, 2, 63, 64, 65, 255, 256, 257, 1000, 1024, 1025, 5000}) {
     std::vector<std::int32_t> candidates;
     for (std::int32_t position = 512; static_cast<int>(candidates.size()) < count; ++position) {
       if (generator() % 3 != 0) candidates.push_back(position);
