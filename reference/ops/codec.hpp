@@ -33,7 +33,9 @@ GroupCode<Real> encode_group(const Real* values, std::ptrdiff_t stride, int coun
     min = std::min(min, x);
     max = std::max(max, x);
   }
-  min += Real{0};  // -0 becomes +0: which of the two std::min keeps depends on the order of the values (S-KVQ-6)
+  // -0 becomes +0: which of the two std::min and std::max keep depends on the order of the values (S-KVQ-6). Else -0 - 0 would be a scale of -0.
+  min += Real{0};
+  max += Real{0};
   const Real scale = fault == Fault::scale_by_reciprocal ? (max - min) * (Real{1} / Real{15}) : (max - min) / Real{15};
   GroupCode<Real> group{static_cast<Real>(round_to_float16(min)), static_cast<Real>(round_to_float16(scale)), true};
   group.valid = finite && std::isfinite(group.min16) && std::isfinite(group.scale16);

@@ -97,6 +97,14 @@ TEST(Codec, AZeroMinimumIsPlusZeroInEveryOrder) {
   EXPECT_EQ(test::bits(encode({-0.0f}).group.min16), 0u);
 }
 
+TEST(Codec, TheScaleOfZerosIsPlusZeroInEveryOrder) {
+  for (const std::vector<float>& zeros : {std::vector{-0.0f, 0.0f}, std::vector{0.0f, -0.0f}, std::vector{-0.0f, -0.0f, 0.0f}, std::vector{-0.0f}}) {
+    EXPECT_EQ(test::bits(encode(zeros).group.scale16), 0u) << zeros.size() << " zeros, the first " << zeros.front();
+  }
+  EXPECT_EQ(test::bits(encode({-0.0f, 0x1p-30f}).group.scale16), 0u) << "a scale that rounds to zero";
+  EXPECT_EQ(test::bits(encode({-15.0f, -0.0f}).group.scale16), test::bits(1.0f));
+}
+
 TEST(Codec, ParametersDoNotDependOnTheOrderOfValuesAndCodesMoveWithThem) {
   test::Random random(131);
   for (int trial = 0; trial < 500; ++trial) {
