@@ -48,7 +48,7 @@ __global__ void move_late_rows(optimized::KvView kv, int layer, const optimized:
   }
 }
 
-__global__ void read_at_once(const std::uint32_t* from, std::uint32_t* to) {
+__global__ void read_at_once(const volatile std::uint32_t* from, std::uint32_t* to) {
   const std::uint32_t value = *from;
   optimized::wait_for_previous_kernel();
   *to = value;
@@ -74,7 +74,7 @@ void LateRows::launch() {
 }
 
 std::uint32_t LateRows::read_without_waiting() {
-  optimized::launch_in_turn(true, read_at_once, dim3(1), 1, 0, history_.stream(), reinterpret_cast<const std::uint32_t*>(q_.data()), read_.data());
+  optimized::launch_in_turn(true, read_at_once, dim3(1), 1, 0, history_.stream(), reinterpret_cast<const volatile std::uint32_t*>(q_.data()), read_.data());
   return read_.download().front();
 }
 

@@ -292,8 +292,8 @@ TEST(SparseCorrectionDevice, BitsDoNotDependOnWhenALaunchMayBegin) {
         for (int loop = 3; loop <= kLoops; ++loop) batch.rows.push_back({history.request(), positions[i], loop, encoded ? 1216 : 0, static_cast<int>(i)});
       }
       batch.q = random_rows(generator, batch.rows.size() * static_cast<std::size_t>(history.model().projection_width()));
-      EXPECT_EQ(run(history, store.view(), batch, 1300, Fault::none, encoded, true), run(history, store.view(), batch, 1300, Fault::none, encoded))
-          << "head_dim " << head_dim << (encoded ? ", encoded" : ", BF16");
+      const auto expected = run(history, store.view(), batch, 1300, Fault::none, encoded);  // first: a kernel that is not loaded begins late
+      EXPECT_EQ(run(history, store.view(), batch, 1300, Fault::none, encoded, true), expected) << "head_dim " << head_dim << (encoded ? ", encoded" : ", BF16");
     }
   }
 }
