@@ -59,7 +59,7 @@ void reference_statistics(const ReferenceStatisticsArguments& arguments, cudaStr
 //   and sum; writes mass and c_ref.
 // Requires: select_keys (or forced masks) and reference_statistics of the same rows and layers before it on the stream.
 // Numerics: p = exp(logit - maximum) / sum; values as in sparse_correction, FP32 sums.
-// Determinism: as sparse_correction.
+// Determinism: as sparse_correction, with units of 256 absolute positions and at most 32 encoded keys of one at a time where a row reads encoded ones.
 // Launch: one kernel, (CTAs of a row and head, heads, layers * rows) CTAs of 256 threads.
 // Traffic: V of the selected keys, the masks and their logits.
 void reference_contribution(const ReferenceStatisticsArguments& arguments, cudaStream_t stream);

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // The reader of selected keys behind sparse_correction and reference_contribution.
 //
-// About one key in ten is selected: a page holds six selected keys of a head. Many warps work at once, each on the keys of two pages (a unit), up to 16 in
-// a pass, and none waits for another. What a pass reads is requested before the first of it is used (K rows of streams 3 and 4 when those of 1 and 2 have
-// been, and parameters of groups behind those of the two pages when they are needed), and while it is on its way the warp finds the keys of its next unit
-// and where their rows lie.
+// About one key in ten is selected: a page holds six selected keys of a head. Many warps work at once, each on the keys of some pages (a unit, see
+// unit_pages), up to 16 in a pass, 32 where encoded V alone is read, and none waits for another. What a pass reads is requested before the first of it is
+// used (but for parameters of groups behind those of the pages' first rows, when they are needed), and while it is on its way the warp finds the keys of its
+// next unit and where their rows lie.
 //
 // Encoded rows are multiplied as integers, as in dense_attention.cuh: K against q * scale, V against weight * scale as fixed-point numbers, whose digits to
-// base 256 are the columns of mma.sync. Sums of codes are exact.
+// base 256 are the columns of mma.sync. Sums of codes are exact, those of K over all streams at once.
 //
-// The order is fixed by absolute positions alone: the units (128 positions) of one residue modulo kSelectedChains, ascending, are the chain of
-// one warp, which rescales what it has as softmax does; eight chains, ascending, are a group, and groups are combined ascending.
+// The order is fixed by absolute positions alone: the units of one residue modulo kSelectedChains, ascending, are the chain of one warp, which rescales
+// what it has as softmax does; eight chains, ascending, are a group, and groups are combined ascending.
 #pragma once
 
 #include "optimized/ops/dense_attention.cuh"
@@ -24,13 +24,20 @@ enum class Purpose {
   contribution,  // weights from the logits row and the reference maximum; m and C_ref
 };
 
-inline constexpr int kUnitPages = 2;
-inline constexpr int kUnitTokens = kUnitPages * kPageTokens;
+inline constexpr int kShortPositions = 4096;  // units of a correction whose row is at a lower position are single pages, so that more warps share it
+// Pages of a unit. A pass of a contribution takes the encoded keys of more.
+constexpr int most_unit_pages(Purpose purpose, bool packed) { return packed && purpose == Purpose::contribution ? 4 : 2; }
+// `encoded`: the row reads encoded positions. By the row, not by the kernel: one that may read encoded rows gives a row without any the bits of the other.
+LOOPGAUGE_HOST_DEVICE int unit_pages(Purpose purpose, bool encoded, int position) {
+  return encoded && purpose == Purpose::correction && position < kShortPositions ? 1 : encoded && purpose == Purpose::contribution ? 4 : 2;
+}
 inline constexpr int kWarps = 8;    // chains of a group
 inline constexpr int kGroups = 16;  // each of which falls to one CTA
 inline constexpr int kSelectedChains = kWarps * kGroups;
 inline constexpr int kThreads = 32 * kWarps;
 inline constexpr unsigned kKeys = 16;          // whose rows a warp has copied at a time
+inline constexpr int kPreparedUnits = 2;       // whose starts are found at once
+inline constexpr int kStartPlaces = 3;         // of these and the unit at hand
 inline constexpr int kMostSharedPairs = 1024;  // launches of more (row, head) pairs give each of them one CTA, which needs no memory for groups
 
 inline std::size_t selected_group_bytes(const KvShape& shape, int row_count) {
@@ -48,13 +55,22 @@ enum Tensor : unsigned { kK, kV };  // as KvTensor
 
 struct NoScratch {};
 
+template <bool kCorrection>
+struct alignas(16) RowAddresses {
+  std::uint64_t v, k;  // k: of zeros, when the key has no row in the stream, or one whose parameters come later (late_rows)
+};
+template <>
+struct RowAddresses<false> {
+  std::uint64_t v;
+};
+
 // Where the encoded rows of a unit lie.
+template <Purpose kPurpose>
 struct UnitStarts {
-  StreamStart rows[kUnitPages][2][kLoops];  // K, V
-  std::uint64_t active[kUnitPages][kLoops];
-  // Place of the page's first row in its group, how far that group is behind the first page's (2: elsewhere), how far the second page's is. Told apart by
-  // address, which lies in one block or in two; at one distance the parameters are the same bytes, so no bit depends on where blocks lie.
-  uchar4 groups[kUnitPages][kLoops];
+  static constexpr int kPages = most_unit_pages(kPurpose, true);
+  StreamStart rows[kPages][kPurpose == Purpose::correction ? 2 : 1][kLoops];  // K, V; or V
+  std::uint64_t active[kPages][kLoops];
+  std::uint8_t places[kPages][kLoops];  // correction: of the pages' first rows in their groups of K parameters
 };
 
 // What a warp keeps of the keys that it works on.
@@ -64,17 +80,23 @@ struct EncodedScratch {
   static constexpr int kHalves = kHeadDim / kGroupSize;
   static constexpr int kGroupBytes = kHeadDim * 4;   // K parameters of one group
   static constexpr int kDigitBytes = kHeadDim + 16;  // of a column, 16 of which keep columns out of each other's banks
-  alignas(16) unsigned char k_parameters[kCorrection ? kLoops : 1][2][kCorrection ? kGroupBytes : 16];  // of the groups of the two pages' first rows
+  // K parameters of two pages, then the digits of q * scale: [stream][page][digit][eight channels][even, odd][4].
+  alignas(16) unsigned char folded[kCorrection ? kLoops : 1][kCorrection ? 8 : 1][kCorrection ? kDigitBytes : 16];
   alignas(16) unsigned char v_rows[kLoops][kKeys * kHeadDim / 2];
-  alignas(16) unsigned char folded[8][kCorrection ? kDigitBytes : 16];  // digits of q * scale: [group][digit][word of eight channels][even, odd][4]
-  alignas(16) std::uint32_t fixed[kHalves][kLoops * kKeys];             // weight * scale, keys permuted by fixed_place
-  alignas(16) std::uint8_t centers[kHalves][kLoops * kKeys];            // codes nearest to zero, likewise
-  std::uint64_t rows[kCorrection ? 2 : 1][kLoops][kKeys];               // addresses of V and K rows; 0: the key has no row in the stream
+  union {  // in turn
+    struct {
+      alignas(16) std::uint32_t fixed[kHalves][kLoops * kKeys];          // weight * scale, keys permuted by value_place
+      alignas(16) std::uint8_t centers[kKeys / 4][kLoops][kHalves][4];  // codes nearest to zero, likewise
+    };
+    RowAddresses<kCorrection> rows[kLoops][kKeys + 2];
+  };
+  std::uint16_t late_rows[kCorrection ? kLoops : 1][kKeys];  // 256 * page + row, where K parameters are those of the group behind that of the page's first row
 };
 template <int kHeadDim, Purpose kPurpose>
 struct Bf16Scratch {
   alignas(16) unsigned char rows[kPurpose == Purpose::correction ? 2 : 1][kKeys * 2 * kHeadDim];  // V, K
   float weights[kKeys];
+  alignas(16) float4 sums[32];  // where encoded rows came before: of each lane, between units, half of it; the rest is in the place of sums of encoded rows
 };
 template <int kHeadDim, bool kPacked, Purpose kPurpose>
 struct KeyScratch {
@@ -82,8 +104,10 @@ struct KeyScratch {
     std::conditional_t<kPacked, EncodedScratch<kHeadDim, kPurpose>, NoScratch> encoded;
     Bf16Scratch<kHeadDim, kPurpose> bf16;
   };
-  std::conditional_t<kPacked, UnitStarts, NoScratch> starts[2];  // of two units in turn
-  std::uint8_t keys[2][kUnitTokens];                             // positions in the unit, likewise
+  std::conditional_t<kPacked, UnitStarts<kPurpose>, NoScratch> starts[kStartPlaces];  // of units in turn, found for two at once
+  std::uint8_t keys[2][most_unit_pages(kPurpose, kPacked) * kPageTokens];                                // positions in the unit, of two in turn
+  alignas(16) float4 sums[kPacked ? 32 : 1];                                     // weight * V of encoded rows: four channels a lane
+  float2 offsets[kPacked ? 32 : 1];                                              // sums of weight * (minimum + center * scale) of the lane's rows, by half
 };
 
 template <int kHeadDim, bool kPacked, Purpose kPurpose>
@@ -110,19 +134,27 @@ __device__ __forceinline__ void copy_async_if(bool wanted, void* target, std::ui
   }
 }
 // Loads of K/V, which no kernel writes meanwhile (the next one in the stream waits for this one first): not volatile, the compiler may move them as far
-// as their addresses allow, which come from shared memory. Otherwise one word stays as it is, more are anything.
-__device__ __forceinline__ void load_if(bool wanted, std::uint64_t source, std::uint32_t& word) {
-  asm("{.reg .pred wanted; setp.ne.s32 wanted, %2, 0; @wanted ld.global.u32 %0, [%1];}" : "+r"(word) : "l"(source), "r"(static_cast<int>(wanted)));
+// as their addresses allow, which come from shared memory.
+__device__ __forceinline__ void load_words(std::uint64_t source, std::uint32_t (&words)[1]) { asm("ld.global.u32 %0, [%1];" : "=r"(words[0]) : "l"(source)); }
+__device__ __forceinline__ void load_words(std::uint64_t source, std::uint32_t (&words)[2]) {
+  asm("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(words[0]), "=r"(words[1]) : "l"(source));
 }
-__device__ __forceinline__ void load_if(bool wanted, std::uint64_t source, std::uint32_t (&words)[2]) {
-  asm("{.reg .pred wanted; setp.ne.s32 wanted, %3, 0; @wanted ld.global.v2.u32 {%0, %1}, [%2];}"
-      : "=r"(words[0]), "=r"(words[1])
-      : "l"(source), "r"(static_cast<int>(wanted)));
+__device__ __forceinline__ void load_words(std::uint64_t source, std::uint32_t (&words)[4]) {
+  asm("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3]) : "l"(source));
 }
-__device__ __forceinline__ void load_if(bool wanted, std::uint64_t source, std::uint32_t (&words)[4]) {
-  asm("{.reg .pred wanted; setp.ne.s32 wanted, %5, 0; @wanted ld.global.v4.u32 {%0, %1, %2, %3}, [%4];}"
-      : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-      : "l"(source), "r"(static_cast<int>(wanted)));
+// The number of the thread in its warp, read anew: what depends on it is not kept in registers meanwhile.
+__device__ __forceinline__ unsigned lane_id() {
+  unsigned lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane;
+}
+// Four matrices of 8 x 8 pairs of bytes, whose rows lie at the addresses of lanes 0..7, 8..15, ..; transposed: lane l has column l / 4 of rows 2 (l % 4) and
+// 2 (l % 4) + 1 of each.
+__device__ __forceinline__ void load_transposed(const void* row, std::uint32_t (&words)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "r"(shared_address(row))
+               : "memory");
 }
 // Of the whole warp, but for the last kPending groups that were committed.
 template <int kPending>
@@ -131,14 +163,14 @@ __device__ __forceinline__ void wait_copies_of_warp() {
   __syncwarp();
 }
 
-__device__ const uint4 zero_row[4] = {};  // of K, for a planted fault
+__device__ alignas(64) const uint4 zero_row[4] = {};  // K, and parameters of V, of keys without a row; aligned as rows are, see inside()
 
 // One warp and its chain.
 //
-// Encoded rows: lane l serves key `own` = l / 4 + 8 (l % 2) of the pass and half l / 2 % 2, which is K or V, or one of the two groups of K parameters,
-// or half of V's channels. Rows are multiplied as integers, as in dense_attention.cuh: the 16 keys are the rows of one tile of K for each stream, whose
-// eight columns are the digits of q * scale of two groups; of V all streams are the depth of one product, whose columns are the digits of weight * scale
-// of both halves. A key without a row in a stream has weight zero there.
+// Encoded rows: lane l finds the rows of keys l / 4 and l / 4 + 8 of the pass in stream l % 4, and has the weight of key `own` = l / 4 + 8 (l % 2). The 16
+// keys are the rows of one tile of K, whose depth are the channels of all streams and whose eight columns are the digits of q * scale of two groups of
+// parameters, one a page; of V all streams are the depth of one product, whose columns are the digits of weight * scale of both halves. A key without a
+// row in a stream has zeros for K there, and weight zero for V. In a pass of 32 keys (is_wide) keys 16..31 are in the places of streams 3 and 4.
 //
 // BF16 rows: kStepRows are read side by side, kRowLanes lanes each, of which lane part p has channels 8 p..8 p + 7, and kLaneRows one after the other by
 // a lane. Places behind the last row read that row again, to no effect.
@@ -153,23 +185,25 @@ struct ChainReader {
   static constexpr unsigned kBlockRows = kLaneRows * kStepRows;
   static constexpr unsigned kPayloadBytes = kHeadDim / 2, kBf16Bytes = kHeadDim * 2;
   static constexpr int kHalves = kHeadDim / kGroupSize;
-  static constexpr int kKWords = kHeadDim / 32, kVWords = kHeadDim / 64;  // of a row, a lane
-  static constexpr unsigned kFoldLanes = kHeadDim / 4;                    // four channels each
+  using Starts = UnitStarts<kPurpose>;
+  static constexpr int kUnitPages = most_unit_pages(kPurpose, kPacked), kTensors = kCorrection ? 2 : 1;
+  static constexpr int kKWords = kHeadDim / 32;         // of a row, a lane
+  static constexpr unsigned kFoldLanes = kHeadDim / 8;  // of a half warp, which folds the parameters of a page: eight channels each
 
   const Query& query;
   const std::uint64_t* selected;  // masks of the (slot, layer, head)
   const float* logits;            // contribution: of the (row, head)
   Scratch& scratch;
   unsigned lane;
+  int pages;          // of a unit
+  int units, stride;  // of the row; from a unit of the last chain of a group that the warp has to the first of the next
   const __nv_bfloat16* query_row = nullptr;
-  float fold_q[4] = {};                    // q of the channels that the lane folds
   float output[8] = {};                    // once there are BF16 rows: of all
-  float encoded_output[8 * kVWords] = {};  // of byte b of the lane's part of a row, channels 2 b and 2 b + 1: what the lane's two digits of the weights give
-  float offset = 0.0f;                     // sum of weight * (minimum + center * scale) of the lane's key and half
-  bool is_bf16 = false;                    // whether `output` holds the sums
+  bool is_bf16 = false;                    // whether `output` holds sums of BF16 rows, and with them of all
   float maximum, sum = 0.0f;
   int buffer = 0;                                // of the unit at hand
   int unit_page = 0;                             // its first
+  int prepared = 0, starts_place = 0;            // how many units were prepared; where the starts of the unit at hand are
   int prepared_total = 0, prepared_encoded = 0;  // keys of the unit in the other buffer
   float* chain_output = nullptr;
   std::uint64_t* target_empty = nullptr;
@@ -181,24 +215,20 @@ struct ChainReader {
   __device__ __forceinline__ unsigned own() const { return lane / 4 + 8 * (lane & 1); }
   __device__ __forceinline__ unsigned half() const { return lane / 2 % 2; }
 
-  __device__ __forceinline__ void load_query(const __nv_bfloat16* row) {
-    query_row = row;
-    if constexpr (kPacked) {
-      if (lane < kFoldLanes) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) fold_q[i] = __bfloat162float(row[lane / 2 * 8 + 2 * i + lane % 2]);
-      }
-    }
-  }
+  __device__ __forceinline__ void load_query(const __nv_bfloat16* row) { query_row = row; }
 
   // The next chain: its result goes to `target`, once phase `parity` of `empty`, if any, is over.
   __device__ __forceinline__ void start(float first_maximum, float* target, std::uint64_t* empty, std::uint32_t parity) {
     chain_output = target;
     target_empty = empty;
     target_parity = parity;
-    for (float& value : output) value = 0.0f;
-    for (float& value : encoded_output) value = 0.0f;
-    offset = 0.0f;
+    if constexpr (!kPacked) {
+      for (float& value : output) value = 0.0f;
+    }
+    if constexpr (kPacked) {
+      if (has_sums()) own_sums() = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      scratch.offsets[lane] = make_float2(0.0f, 0.0f);
+    }
     is_bf16 = !kPacked;
     maximum = first_maximum;
     sum = 0.0f;
@@ -206,18 +236,16 @@ struct ChainReader {
   __device__ __forceinline__ void claim_target() const {
     if (target_empty != nullptr) barrier_wait(target_empty, target_parity);
   }
-  // Sums from now on are relative to `largest`.
-  __device__ __forceinline__ void raise_maximum(float largest) {
+  // Sums from now on are relative to `largest`: those that were are to be multiplied by what is returned.
+  __device__ __forceinline__ float raise_maximum(float largest) {
     const float kept = expf(__fsub_rn(maximum, finite_reference(largest)));
     maximum = largest;
     sum = __fmul_rn(sum, kept);
-    if (is_bf16) {
-      for (float& value : output) value = __fmul_rn(value, kept);
-    } else {
-      for (float& value : encoded_output) value = __fmul_rn(value, kept);
-      offset = __fmul_rn(offset, kept);
-    }
+    return kept;
   }
+  // Of what the lane adds up, channels of half `half()`: see store_encoded.
+  __device__ __forceinline__ bool has_sums() const { return kHalves == 2 || half() == 0; }
+  __device__ __forceinline__ float4& own_sums() const { return scratch.sums[half() * 16 + lane / 4 * 2 + lane % 2]; }
   // Of values that lanes l and l ^ 2 have in common.
   __device__ __forceinline__ static float key_max(float value) {
 #pragma unroll
@@ -236,121 +264,144 @@ struct ChainReader {
 
   // --- encoded rows ---
 
-  // Where the encoded rows of the unit's pages begin, one page, tensor and stream a lane. A page that does not exist is as the one before it.
-  __device__ __forceinline__ void find_starts(int unit, UnitStarts& starts) const {
-    const unsigned in_unit = lane / (2 * kLoops) % kUnitPages, stream = lane % kLoops;
-    const int page = min(unit * kUnitPages + static_cast<int>(in_unit), query.position / kPageTokens);
-    const KvTensor tensor = lane / kLoops % 2 == 0 ? KvTensor::k : KvTensor::v;
+  __device__ __forceinline__ int first_position(int unit) const { return unit * pages * kPageTokens; }
+  // The warp's unit after this one, in its chain or the first of its next; -1: none.
+  __device__ __forceinline__ int unit_after(int unit) const {
+    if (unit + kSelectedChains < units) return unit + kSelectedChains;
+    const int first = unit % kSelectedChains + stride;
+    return first < min(units, kSelectedChains) ? first : -1;
+  }
+
+  // Where the encoded rows of the pages of this unit and the next begin, one page, tensor and stream a lane. A page that does not exist is as the one
+  // before it.
+  __device__ __forceinline__ void find_starts(int unit) const {
+    static_assert(kPreparedUnits * kUnitPages * kTensors * kLoops == 32);
+    const unsigned lane = lane_id();
+    const unsigned in_unit = lane / (kTensors * kLoops) % kUnitPages, stream = lane % kLoops, later = lane / 16;
+    const int next = unit_after(unit);
+    const int page = min((later == 0 || next < 0 ? unit : next) * pages + static_cast<int>(in_unit), query.position / kPageTokens);
+    const KvTensor tensor = kCorrection && lane / kLoops % 2 == 0 ? KvTensor::k : KvTensor::v;
     const ActivityMap& map = query.maps[page];
     const StreamTile tile = stream_tile(query.shape, query.pages[page], map, query.layer, static_cast<int>(stream) + 1, tensor, query.head);
     const std::uint32_t rank = map.rank[stream];
     const std::uint64_t parameters = reinterpret_cast<std::uint64_t>(tile.parameters) +
                                      (tensor == KvTensor::k ? rank / kGroupSize * Encoded::kGroupBytes : rank * (kHalves * 4u));
-    const std::uint64_t other = __shfl_xor_sync(~0u, parameters, 2 * kLoops), ahead = in_unit == 0 ? other - parameters : parameters - other;
-    const std::uint32_t distance = ahead == 0 ? 0 : ahead == Encoded::kGroupBytes ? 1 : 2;
-    if (lane >= kUnitPages * 2 * kLoops) return;
-    starts.rows[in_unit][static_cast<int>(tensor)][stream] = {reinterpret_cast<std::uint64_t>(tile.payload) + rank * kPayloadBytes, parameters};
-    if (tensor == KvTensor::k) {
+    Starts& starts = scratch.starts[(prepared + static_cast<int>(later)) % kStartPlaces];
+    starts.rows[in_unit][kCorrection ? static_cast<int>(tensor) : 0][stream] = {reinterpret_cast<std::uint64_t>(tile.payload) + rank * kPayloadBytes,
+                                                                                parameters};
+    if (!kCorrection || tensor == KvTensor::k) {
       starts.active[in_unit][stream] = map.active[stream];
-      starts.groups[in_unit][stream] = {static_cast<std::uint8_t>(rank % kGroupSize), static_cast<std::uint8_t>(in_unit == 0 ? 0 : distance),
-                                         static_cast<std::uint8_t>(distance), 0};
+      if constexpr (kCorrection) starts.places[in_unit][stream] = static_cast<std::uint8_t>(rank % kGroupSize);
     }
   }
 
-  // Of the lane's key in each stream: whether its row is among the dots, and among the values, and its K parameters are those of the second group, or
-  // of the group behind the first or the second.
-  enum RowFlag { kCounted, kValued, kSecond, kLate };
+  // Of the lane's two rows, of keys lane / 4 and lane / 4 + 8 in stream lane % 4: whether they are among the values and among the dots, whether their key is
+  // in the second page, and whether their K parameters are those of the group behind that of the page's first row.
+  enum RowFlag { kValued, kCounted, kSecond, kLate };
   struct KeyRows {
     std::uint32_t flags = 0;
-    std::uint32_t v_parameters[kLoops];
-    __device__ __forceinline__ void set(RowFlag flag, int stream, bool value) { flags |= value ? 1u << (4 * stream + flag) : 0u; }
-    __device__ __forceinline__ bool is(RowFlag flag, int stream) const { return (flags >> (4 * stream + flag)) & 1u; }
+    std::uint32_t groups = 0;  // of the warp: bit stream + 4 * page + 8 * late: whether a key is counted with that group
+    __device__ __forceinline__ void set(RowFlag flag, int i, bool value) { flags |= value ? 1u << (2 * flag + i) : 0u; }
+    __device__ __forceinline__ bool is(RowFlag flag, int i) const { return (flags >> (2 * flag + i)) & 1u; }
+    std::uint32_t v_parameters[2][kHalves];  // zeros without a row
   };
+  static constexpr std::uint32_t kNoRow = 0xFFFF;
+  using KWords = std::uint32_t[kLoops][2][kKWords];
 
-  // Requests what the pass reads: K parameters and V rows to shared memory, K rows of the first two streams and V parameters to registers. Without branches,
-  // so that what the streams wait for overlaps.
-  __device__ __forceinline__ void request(unsigned key, bool present, KeyRows& rows, std::uint32_t (&k_words)[2][2][kKWords]) const {
-    Encoded& encoded = scratch.encoded;
-    const UnitStarts& starts = scratch.starts[buffer];
-    const unsigned page = key / kPageTokens, bit = key % 32, below = (1u << bit) - 1;
-    const bool upper = key % kPageTokens >= 32;
-    unsigned row[kLoops];
-    bool has_row[kLoops], counted[kLoops];
-#pragma unroll
-    for (int stream = 0; stream < kLoops; ++stream) {
-      const uint2 active = *reinterpret_cast<const uint2*>(&starts.active[page][stream]);
-      const unsigned word = upper ? active.y : active.x;
-      row[stream] = static_cast<unsigned>((upper ? __popc(active.x) : 0) + __popc(word & below));
-      has_row[stream] = stream < query.history_loop() && present && ((word >> bit) & 1u);
-      counted[stream] = has_row[stream];
-    }
-    if (query.fault == Fault::wrong_compact_rank || query.fault == Fault::absent_residual_as_code_zero) {
-#pragma unroll
-      for (int stream = 0; stream < kLoops; ++stream) counted[stream] = plant(key, present, has_row[stream], stream, row[stream]);
-    }
-    bool first[kLoops], second[kLoops];
-#pragma unroll
-    for (int stream = 0; stream < kLoops; ++stream) {
-      rows.set(kValued, stream, has_row[stream]);
-      if (kCorrection || half() == kV) {
-        const std::uint64_t address = starts.rows[page][half()][stream].payload + row[stream] * kPayloadBytes;
-        const std::uint64_t planted = counted[stream] && half() == kK ? reinterpret_cast<std::uint64_t>(zero_row) : 0;
-        encoded.rows[kV - half()][stream][own()] = has_row[stream] ? address : planted;
-      }
-      rows.v_parameters[stream] = 0;
-      load_if(has_row[stream] && half() < kHalves, starts.rows[page][kV][stream].parameters + row[stream] * (kHalves * 4) + half() * 4,
-              rows.v_parameters[stream]);
-      if constexpr (kCorrection) {
-        const uchar4 place = starts.groups[page][stream];
-        const unsigned group = place.y + (place.x + row[stream]) / kGroupSize;
-        const bool is_first = group == 0, is_second = !is_first && group == place.z, is_late = !is_first && !is_second;
-        rows.set(kCounted, stream, counted[stream]);
-        rows.set(kSecond, stream, is_second || (is_late && page != 0));
-        rows.set(kLate, stream, is_late);
-        first[stream] = __any_sync(~0u, counted[stream] && is_first);
-        second[stream] = __any_sync(~0u, counted[stream] && is_second);
-      }
-    }
-    if constexpr (kCorrection) {
-#pragma unroll
-      for (int stream = 0; stream < kLoops; ++stream) {
-        copy_group(first[stream], encoded.k_parameters[stream][0], starts.rows[0][kK][stream].parameters);
-        copy_group(second[stream], encoded.k_parameters[stream][1], starts.rows[1][kK][stream].parameters);
-      }
-    }
-    commit_copies();
-    __syncwarp();
-    std::uint64_t addresses[kLoops][2];
-#pragma unroll
-    for (int stream = 0; stream < kLoops; ++stream) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) addresses[stream][i] = encoded.rows[0][stream][lane / 4 + 8 * i];
-    }
-    if constexpr (kCorrection) {
-      load_keys(0, k_words[0]);
-      load_keys(1, k_words[1]);
-    }
-    const unsigned byte = lane % 4 * (kPayloadBytes / 4);
-#pragma unroll
-    for (int stream = 0; stream < kLoops; ++stream) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        copy_async_if<kPayloadBytes / 4>(addresses[stream][i] != 0, encoded.v_rows[stream] + (lane / 4 + 8 * i) * kPayloadBytes + byte,
-                                         addresses[stream][i] + byte);
-      }
-    }
-    commit_copies();
+  // Streams whose K rows are multiplied at once: with a planted fault of single dots, one.
+  __device__ __forceinline__ bool one_by_one() const { return query.fault == Fault::half_precision_stream_dots; }
+  // A pass has places for 16 keys in four streams: a contribution, which reads two, has 32 keys in them, the latter ones as streams 3 and 4.
+  __device__ __forceinline__ static constexpr bool is_wide() { return !kCorrection; }
+  __device__ __forceinline__ static constexpr unsigned pass_keys() { return is_wide() ? 2 * kKeys : kKeys; }
+  // Whether a pass of so many keys may have rows in that stream, or in its place. Corrections are of loops 3 and 4.
+  __device__ __forceinline__ bool reads(int stream, int count) const {
+    return is_wide() ? stream < 2 || count > static_cast<int>(kKeys) : stream < 3 || stream < query.history_loop();
   }
-  // The lane's words of two K rows of a stream; of a key without a row, anything.
-  __device__ __forceinline__ void load_keys(int stream, std::uint32_t (&words)[2][kKWords]) const {
+  __device__ __forceinline__ bool reads(int stream) const { return reads(stream, 0); }
+
+  // Requests what the pass reads: V rows to shared memory, everything else to registers. Without branches, so that what the streams wait for overlaps.
+  __device__ __forceinline__ void request(int begin, int count, KeyRows& rows, KWords& k_words) const {
+    const unsigned lane = lane_id();
+    Encoded& encoded = scratch.encoded;
+    const Starts& starts = scratch.starts[starts_place];
+    const unsigned place = lane % 4, stream = is_wide() ? lane % 2 : place, first_key = is_wide() ? lane / 4 + lane / 2 % 2 * kKeys : lane / 4;
+    const auto zeros = reinterpret_cast<std::uint64_t>(zero_row);
+    std::uint32_t late_rows[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const std::uint64_t address = scratch.encoded.rows[kV - kK][stream][lane / 4 + 8 * i];
-      load_if(address != 0, address + lane % 4 * (kPayloadBytes / 4), words[i]);
+      const bool present = static_cast<int>(first_key) + 8 * i < count;
+      const unsigned key = present ? scratch.keys[buffer][begin + static_cast<int>(first_key) + 8 * i] : 0;
+      const unsigned page = key / kPageTokens, bit = key % 32;
+      const bool upper = key % kPageTokens >= 32;
+      const uint2 active = *reinterpret_cast<const uint2*>(&starts.active[page][stream]);
+      const unsigned word = upper ? active.y : active.x;
+      unsigned row = static_cast<unsigned>((upper ? __popc(active.x) : 0) + __popc(word & ((1u << bit) - 1)));
+      const bool has_row = static_cast<int>(stream) < query.history_loop() && present && ((word >> bit) & 1u);
+      bool counted = has_row;
+      if (query.fault == Fault::wrong_compact_rank || query.fault == Fault::absent_residual_as_code_zero) {
+        counted = plant(key, present, has_row, static_cast<int>(stream), row);
+      }
+      rows.set(kValued, i, has_row);
+      const StreamStart v_start = starts.rows[page][kTensors - 1][stream];
+      RowAddresses<kCorrection> addresses{v_start.payload + row * kPayloadBytes};
+      load_words(has_row ? v_start.parameters + row * (kHalves * 4) : zeros, rows.v_parameters[i]);
+      if constexpr (kCorrection) {
+        const bool late = starts.places[page][stream] + row >= kGroupSize;
+        const std::uint64_t address = has_row ? starts.rows[page][kK][stream].payload + row * kPayloadBytes : zeros;
+        addresses.k = late ? zeros : address;
+        late_rows[i] = late && has_row ? page * 256 + row : kNoRow;
+        rows.set(kCounted, i, counted);
+        rows.set(kSecond, i, page != 0);
+        rows.set(kLate, i, late);
+        rows.groups |= counted ? 1u << (stream + 4 * page + (late ? 8 : 0)) : 0;
+      }
+      encoded.rows[place][lane / 4 + 8 * i] = addresses;
     }
+    if constexpr (kCorrection) {
+      rows.groups = __reduce_or_sync(~0u, rows.groups);
+      if ((rows.groups >> 8) != 0) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) encoded.late_rows[stream][lane / 4 + 8 * i] = static_cast<std::uint16_t>(late_rows[i]);
+      }
+      copy_groups(rows.groups & (one_by_one() ? 0x11u : 0xFFu), 0);
+    }
+    std::uint32_t v_rows[2];  // of the four lanes of a key, one bit each
+#pragma unroll
+    for (int i = 0; i < 2; ++i) v_rows[i] = __ballot_sync(~0u, rows.is(kValued, i)) >> (lane & 28);
+    __syncwarp();
+    const unsigned chunk = lane % 4 * (kPayloadBytes / 4);
+    unsigned char* const target = encoded.v_rows[0] + lane / 4 * kPayloadBytes + (chunk ^ swizzle(lane / 4));
+#pragma unroll
+    for (int s = 0; s < kLoops; ++s) {
+      if (!reads(s, count)) break;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const RowAddresses<kCorrection> addresses = encoded.rows[s][lane / 4 + 8 * i];
+        if constexpr (kCorrection) load_words(inside(s == 0 || !one_by_one() ? addresses.k : zeros, chunk), k_words[s][i]);
+        copy_async_if<kPayloadBytes / 4>((v_rows[i] & (1u << s)) != 0, target + (s * kKeys + 8 * i) * kPayloadBytes, inside(addresses.v, chunk));
+      }
+    }
+    commit_copies();
   }
-  __device__ __forceinline__ void copy_group(bool wanted, unsigned char* target, std::uint64_t source) const {
-    copy_async_if<16>(wanted && lane * 16 < Encoded::kGroupBytes, target + lane * 16, source + lane * 16);
+  // The address of a byte of a payload row: rows do not cross a multiple of 2^32.
+  __device__ __forceinline__ static std::uint64_t inside(std::uint64_t row, unsigned byte) {
+    return (row & 0xFFFFFFFF00000000u) | (static_cast<std::uint32_t>(row) + byte);
+  }
+  // Of the 16 bytes in a V row in shared memory, by key, so that eight rows lie in different banks.
+  __device__ __forceinline__ static unsigned swizzle(unsigned key) { return kHalves == 2 ? (key / 2 % 4) * 16 : (key / 4 % 2) * 16; }
+  // K parameters to where the digits of their products will be: 16 bytes and 16 others of the lane's page.
+  __device__ __forceinline__ void copy_groups(std::uint32_t wanted, unsigned behind) const {
+    const unsigned lane = lane_id(), page = lane / 16, part = lane % 16 * 16;
+    const std::uint32_t of_page = wanted >> (4 * page);
+#pragma unroll
+    for (int s = 0; s < kLoops; ++s) {
+      if (!reads(s)) break;
+      const std::uint64_t source = scratch.starts[starts_place].rows[page][kK][s].parameters + behind + part;
+      unsigned char* const target = scratch.encoded.folded[s][0] + page * Encoded::kGroupBytes + part;
+#pragma unroll
+      for (int i = 0; i < Encoded::kGroupBytes; i += 256) copy_async_if<16>((of_page & (1u << s)) != 0, target + i, source + i);
+    }
+    commit_copies();
   }
   // A planted fault moves the key's row, or counts keys without one. Returns whether the key is among the dots.
   __device__ __forceinline__ bool plant(unsigned key, bool present, bool has_row, int stream, unsigned& row) const {
@@ -362,39 +413,6 @@ struct ChainReader {
   }
   __device__ __forceinline__ int query_page(unsigned key) const { return unit_page + static_cast<int>(key / kPageTokens); }
 
-  // q * scale of a group as fixed-point numbers, whose digits become columns 4 * group..4 * group + 3. Returns the lane's share of q·minimum; `down`
-  // takes integer sums back.
-  __device__ __forceinline__ float fold(int stream, int group, float& down) const {
-    const unsigned slot = lane % kFoldLanes;
-    const auto* parameters = reinterpret_cast<const uint4*>(scratch.encoded.k_parameters[stream][group]) + slot / 2 * 2;
-    const uint4 low = parameters[0], high = parameters[1];
-    const bool odd = lane & 1;
-    const std::uint32_t words[4] = {odd ? low.y : low.x, odd ? low.w : low.z, odd ? high.y : high.x, odd ? high.w : high.z};
-    float scaled[4], bias = 0.0f, largest = 0.0f;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 minimum_scale = minimum_and_scale(words[i]);
-      scaled[i] = __fmul_rn(fold_q[i], minimum_scale.y);  // exact: 8 + 11 bits
-      bias = __fmaf_rn(fold_q[i], minimum_scale.x, bias);
-      largest = fmaxf(largest, fabsf(scaled[i]));
-    }
-    const std::uint32_t largest_bits = __reduce_max_sync(~0u, __float_as_uint(largest));
-    if (largest_bits >= 0x7F800000u) bias = __int_as_float(0x7FFFFFFF);  // q * scale has no fixed-point form
-    // Even channels as q * scale * 2^exponent, below 2^30; odd ones a sixteenth of that, because their codes are read times 16.
-    const int exponent = min(max(29 - exponent_of(largest_bits), -100), 100);
-    const float factor = power_of_two(odd ? exponent - 4 : exponent);
-    down = power_of_two(-exponent);
-    std::uint32_t digits[4];  // four signed bytes each
-#pragma unroll
-    for (int i = 0; i < 4; ++i) digits[i] = (static_cast<std::uint32_t>(__float2int_rn(__fmul_rn(scaled[i], factor))) + 0x00808080u) ^ 0x00808080u;
-    std::uint32_t bytes[4];
-    transpose_bytes(digits, bytes);
-    if (lane < kFoldLanes) {
-#pragma unroll
-      for (int digit = 0; digit < 4; ++digit) *reinterpret_cast<std::uint32_t*>(scratch.encoded.folded[4 * group + digit] + lane * 4) = bytes[digit];
-    }
-    return bias;
-  }
   // bytes[i] holds byte i of every word.
   __device__ __forceinline__ static void transpose_bytes(const std::uint32_t (&words)[4], std::uint32_t (&bytes)[4]) {
     const std::uint32_t ab_low = __byte_perm(words[0], words[1], 0x5140), ab_high = __byte_perm(words[0], words[1], 0x7362);
@@ -404,179 +422,316 @@ struct ChainReader {
     bytes[2] = __byte_perm(ab_high, cd_high, 0x5410);
     bytes[3] = __byte_perm(ab_high, cd_high, 0x7632);
   }
+  // Signed digits to base 256 of fixed-point numbers.
+  __device__ __forceinline__ static void digits_of(const int (&numbers)[4], std::uint32_t (&digits)[4]) {
+    std::uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) words[i] = static_cast<std::uint32_t>(numbers[i]) + 0x00808080u;
+    transpose_bytes(words, digits);
+#pragma unroll
+    for (int i = 0; i < 3; ++i) digits[i] ^= 0x80808080u;
+  }
 
   // The logit of the lane's key, without the score scale.
-  __device__ __forceinline__ float encoded_logit(const KeyRows& rows, std::uint32_t (&k_words)[2][2][kKWords]) const {
+  __device__ __forceinline__ float encoded_logit(const KeyRows& rows, KWords& k_words) const {
     Encoded& encoded = scratch.encoded;
-    float logit = 0.0f;
+    const unsigned lane = lane_id(), quarter = lane % 4;
+    float logit = 0.0f;  // of key `own`
+    const bool is_odd = lane & 1, is_upper = lane & 2;
+    bool late = false;
+    std::uint32_t streams = one_by_one() ? 1 : (1u << kLoops) - 1;
+#pragma unroll 1
+    while (true) {
+      // Lanes 16 * page + i: channels 8 * i..8 * i + 7.
+      float q[8], biases[kLoops], largest = 0.0f, scaled[kLoops][8];
+      widen_eight(reinterpret_cast<const uint4*>(query_row)[lane % kFoldLanes], q);
+      const std::uint32_t of_page = ((late ? rows.groups >> 8 : rows.groups) & (streams * 0x11u)) >> (lane / 16 * 4);
 #pragma unroll
-    for (int stream = 0; stream < kLoops; ++stream) {
-      if (stream >= query.history_loop()) break;
-      const bool any = __any_sync(~0u, rows.is(kCounted, stream)), any_late = __any_sync(~0u, rows.is(kCounted, stream) && rows.is(kLate, stream));
-#pragma unroll 1
-      for (int late = any ? 0 : 2; late <= (any_late ? 1 : 0); ++late) {  // groups of the pages' first rows, then the next ones
-        const bool counted = rows.is(kCounted, stream) && rows.is(kLate, stream) == (late != 0);
-        const bool both = __any_sync(~0u, counted && rows.is(kSecond, stream));  // or the first group alone
-        if (late != 0) {
-#pragma unroll 1
-          for (int group = 0; group < 2; ++group) {
-            copy_group(__any_sync(~0u, counted && rows.is(kSecond, stream) == (group != 0)), encoded.k_parameters[stream][group],
-                       scratch.starts[buffer].rows[group][kK][stream].parameters + Encoded::kGroupBytes);
+      for (int s = 0; s < kLoops; ++s) {
+        biases[s] = 0.0f;
+        if (!reads(s)) break;
+        float of_stream = 0.0f, of_bytes[2];
+        const auto* const parameters = reinterpret_cast<const uint4*>(encoded.folded[s][0] + lane / 16 * Encoded::kGroupBytes + lane % kFoldLanes * 32);
+        const uint4 low = parameters[0], high = parameters[1];
+        const std::uint32_t words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+        for (int c = 0; c < 8; ++c) {
+          const float2 minimum_scale = minimum_and_scale(words[c]);
+          scaled[s][c] = __fmul_rn(q[c], minimum_scale.y);  // exact: 8 + 11 bits
+          of_bytes[c % 2] = c < 2 ? __fmul_rn(q[c], minimum_scale.x) : __fmaf_rn(q[c], minimum_scale.x, of_bytes[c % 2]);
+          of_stream = fmaxf(of_stream, fabsf(scaled[s][c]));
+        }
+        biases[s] = __fadd_rn(of_bytes[0], of_bytes[1]);
+        const bool finite = of_stream < __int_as_float(0x7F800000);
+        if (!finite) biases[s] = __int_as_float(0x7FFFFFFF);  // q * scale has no fixed-point form
+        if (kFoldLanes < 16 && lane % 16 >= kFoldLanes) biases[s] = 0.0f;
+        const bool wanted = (of_page & (1u << s)) != 0;  // otherwise parameters are anything
+        largest = fmaxf(largest, finite && wanted ? of_stream : 0.0f);
+      }
+      // q * scale * 2^exponent, below 2^30. One exponent a page.
+      const bool second = lane >= 16;
+      const std::uint32_t largest_bits = __float_as_uint(largest);
+      const int first_exponent = scale_exponent(__reduce_max_sync(~0u, second ? 0u : largest_bits));
+      const int second_exponent = scale_exponent(__reduce_max_sync(~0u, second ? largest_bits : 0u));
+      const float factor = power_of_two(second ? second_exponent : first_exponent);
+      __syncwarp();  // digits come to where parameters were read
+#pragma unroll
+      for (int s = 0; s < kLoops; ++s) {
+        if (!reads(s)) break;
+        int even[4], odd[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          even[i] = __float2int_rn(__fmul_rn(scaled[s][2 * i], factor));
+          odd[i] = __float2int_rn(__fmul_rn(scaled[s][2 * i + 1], factor));
+        }
+        std::uint32_t lower[4], upper[4];
+        digits_of(even, lower);
+        digits_of(odd, upper);
+        if (kFoldLanes == 16 || lane % 16 < kFoldLanes) {
+#pragma unroll
+          for (int digit = 0; digit < 4; ++digit) {
+            *reinterpret_cast<uint2*>(encoded.folded[s][lane / 16 * 4 + digit] + lane % 16 * 8) = make_uint2(lower[digit], upper[digit]);
           }
-          commit_copies();
-          wait_copies_of_warp<0>();
         }
-        float bias[2] = {}, down[2] = {};
-        if (both) {
-          bias[0] = fold(stream, 0, down[0]);
-          bias[1] = fold(stream, 1, down[1]);
-        } else {
-          bias[0] = fold(stream, 0, down[0]);
-        }
-        __syncwarp();
+      }
+      __syncwarp();
+      int sums[2][4] = {};
+#pragma unroll
+      for (int s = 0; s < kLoops; ++s) {
+        if (!reads(s)) break;
         std::uint32_t columns[2 * kKWords];
 #pragma unroll
         for (int i = 0; i < 2 * kKWords; i += 4) {
-          const uint4 data = *reinterpret_cast<const uint4*>(encoded.folded[lane / 4] + lane % 4 * (kKWords * 8) + i * 4);
+          const uint4 data = *reinterpret_cast<const uint4*>(encoded.folded[s][lane / 4] + quarter * (kKWords * 8) + i * 4);
           columns[i] = data.x, columns[i + 1] = data.y, columns[i + 2] = data.z, columns[i + 3] = data.w;
         }
-        int sums[4] = {};
 #pragma unroll
         for (int w = 0; w < kKWords; ++w) {
-          const std::uint32_t top = k_words[stream % 2][0][w], bottom = k_words[stream % 2][1][w];
-          multiply_bytes_signed(sums, top & kLowNibbles, bottom & kLowNibbles, top & kHighNibbles, bottom & kHighNibbles, columns[2 * w],
+          const std::uint32_t top = k_words[s][0][w], bottom = k_words[s][1][w];
+          multiply_bytes_signed(sums[w % 2], top & kLowNibbles, bottom & kLowNibbles, top >> 4 & kLowNibbles, bottom >> 4 & kLowNibbles, columns[2 * w],
                                 columns[2 * w + 1]);
         }
-        // An even lane has digits 0 and 1 of its group, the odd lane beside it digits 2 and 3: of key lane / 4, and of key lane / 4 + 8.
-        const bool odd = lane & 1;
-        const int upper = sums[0] + sums[1] * 256, lower = sums[2] + sums[3] * 256;
-        const int kept = odd ? lower : upper, other = __shfl_xor_sync(~0u, odd ? upper : lower, 1);
-        float dot = __fmaf_rn(static_cast<float>(odd ? kept : other), 65536.0f, static_cast<float>(odd ? other : kept));
-        dot = __fmul_rn(dot, half() == 0 ? down[0] : down[1]);
-        if (query.fault == Fault::half_precision_stream_dots) dot = __half2float(__float2half_rn(dot));
-        const float given = half() == 0 ? bias[1] : bias[0];
-        const float own_bias = key_sum(__fadd_rn(half() == 0 ? bias[0] : bias[1], __shfl_xor_sync(~0u, given, 2)));
-        if (counted && rows.is(kSecond, stream) == (half() != 0)) logit = __fadd_rn(logit, __fadd_rn(dot, own_bias));
-        __syncwarp();
       }
-      if (stream + 2 < kLoops) load_keys(stream + 2, k_words[stream % 2]);
+      // Sums of q * minimum: lanes 16 * page + 4 * i + stream.
+      const float of_first = __fadd_rn(is_odd ? biases[1] : biases[0], __shfl_xor_sync(~0u, is_odd ? biases[0] : biases[1], 1));
+      const float of_second = __fadd_rn(is_odd ? biases[3] : biases[2], __shfl_xor_sync(~0u, is_odd ? biases[2] : biases[3], 1));
+      float bias = __fadd_rn(is_upper ? of_second : of_first, __shfl_xor_sync(~0u, is_upper ? of_first : of_second, 2));
+      bias = __fadd_rn(bias, __shfl_xor_sync(~0u, bias, 4));
+      bias = __fadd_rn(bias, __shfl_xor_sync(~0u, bias, 8));
+      // A lane has two of the four digits of page quarter / 2: of keys lane / 4 and lane / 4 + 8. 4 streams * 128 codes * 15 * 128 * 257 < 2^31.
+      const float down = power_of_two((is_odd ? 16 : 0) - (is_upper ? second_exponent : first_exponent));
+      float dots[2];
+      std::uint32_t counted[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int two = sums[0][2 * i] + sums[1][2 * i] + (sums[0][2 * i + 1] + sums[1][2 * i + 1]) * 256;
+        dots[i] = rows.is(kSecond, i) == is_upper ? __fmul_rn(static_cast<float>(two), down) : 0.0f;
+        counted[i] = __ballot_sync(~0u, rows.is(kCounted, i) && rows.is(kLate, i) == late && (streams >> quarter & 1u) != 0);
+      }
+      float dot = __fadd_rn(is_odd ? dots[1] : dots[0], __shfl_xor_sync(~0u, is_odd ? dots[0] : dots[1], 1));
+      dot = __fadd_rn(dot, __shfl_xor_sync(~0u, dot, 2));
+      if (one_by_one()) dot = __half2float(__float2half_rn(dot));
+      // The first stream has most of both, which cancel where a key is small.
+      const std::uint32_t of_key = (is_odd ? counted[1] : counted[0]) >> (lane & 28);
+      const int bias_lane = rows.is(kSecond, is_odd ? 1 : 0) ? 16 : 0;
+#pragma unroll
+      for (int s = 0; s < kLoops; ++s) {
+        if (!reads(s)) break;
+        const float of_stream = __shfl_sync(~0u, bias, bias_lane + s);
+        if ((of_key & (1u << s)) != 0) dot = __fadd_rn(dot, of_stream);
+      }
+      logit = __fadd_rn(logit, dot);
+      // The next streams, if they come one by one; then groups behind those of the pages' first rows.
+      if (one_by_one() && streams != 1u << (kLoops - 1)) {
+        streams <<= 1;
+      } else {
+        if (late || (rows.groups >> 8) == 0) break;
+        late = true;
+        streams = one_by_one() ? 1 : (1u << kLoops) - 1;
+      }
+      __syncwarp();
+      copy_groups((late ? rows.groups >> 8 : rows.groups) & (streams * 0x11u), late ? Encoded::kGroupBytes : 0);
+#pragma unroll
+      for (int s = 0; s < kLoops; ++s) {
+        if (!reads(s)) break;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const unsigned key = lane / 4 + 8 * i;
+          std::uint64_t address = encoded.rows[s][key].k;
+          if (late) {
+            const std::uint32_t row = encoded.late_rows[s][key];
+            address = row == kNoRow ? reinterpret_cast<std::uint64_t>(zero_row)
+                                    : scratch.starts[starts_place].rows[row / 256][kK][s].payload + row % 256 * kPayloadBytes;
+          }
+          load_words(inside((streams >> s & 1u) != 0 ? address : reinterpret_cast<std::uint64_t>(zero_row), quarter * (kPayloadBytes / 4)), k_words[s][i]);
+        }
+      }
+      wait_copies_of_warp<0>();
     }
-    return __fadd_rn(logit, __shfl_xor_sync(~0u, logit, 2));
+    return logit;
   }
+  __device__ __forceinline__ static int scale_exponent(std::uint32_t largest_bits) { return min(max(29 - exponent_of(largest_bits), -100), 100); }
 
-  // Adds weight * V of the pass's keys; V rows have come.
-  __device__ __forceinline__ void add_encoded_values(const KeyRows& rows, float weight) {
+  // Where keys 0..7 lie among 16 weights and centers, so that what load_transposed gives meets them; key + 8 two places later.
+  __device__ __forceinline__ static unsigned value_place(unsigned key) { return key / 2 * 4 + key % 2; }
+
+  // Adds weight * V of the pass's keys to `kept` times the sums; V rows have come.
+  __device__ __forceinline__ void add_encoded_values(const KeyRows& rows, int count, float weight, float kept) {
+    const unsigned lane = lane_id();
     Encoded& encoded = scratch.encoded;
-    const int streams = query.history_loop();
-    float products[kLoops];
-    std::uint32_t largest = 0;
-    const unsigned place = fixed_place(static_cast<int>(own()));
-#pragma unroll
-    for (int stream = 0; stream < kLoops; ++stream) {
-      products[stream] = 0.0f;
-      if (stream >= streams) break;
-      const float key_weight = rows.is(kValued, stream) ? weight : 0.0f;
-      const float2 minimum_scale = minimum_and_scale(rows.v_parameters[stream]);  // zeros without a row: 0 / 0 is taken for 0
-      const float center = fminf(fmaxf(rintf(__fdividef(-minimum_scale.x, minimum_scale.y)), 0.0f), 15.0f);
-      offset = __fmaf_rn(key_weight, __fmaf_rn(center, minimum_scale.y, minimum_scale.x), offset);
-      products[stream] = __fmul_rn(key_weight, minimum_scale.y);
-      largest = max(largest, __float_as_uint(products[stream]));
-      if (half() < kHalves) encoded.centers[half()][stream * kKeys + place] = static_cast<std::uint8_t>(__float2uint_rn(center));
+    const bool is_odd = lane & 1;
+    const float other = __shfl_xor_sync(~0u, weight, 1);
+    const unsigned stream = lane % 4, place = value_place(lane / 4);
+    float products[2][kHalves];
+    std::uint32_t largest[kHalves] = {};
+    float2& kept_offsets = scratch.offsets[lane];
+    float offsets[2] = {kept_offsets.x, kept_offsets.y};
+    if constexpr (kCorrection) {
+      for (float& value : offsets) value = __fmul_rn(value, kept);
     }
-    // One exponent a half: largest * 2^exponent < 2^32.
-    const std::uint32_t first_largest = __reduce_max_sync(~0u, half() == 0 ? largest : 0u), second_largest = __reduce_max_sync(~0u, half() == 0 ? 0u : largest);
-    const int first_exponent = min(31 - exponent_of(first_largest), 120);
-    const int second_exponent = kHalves == 2 ? min(31 - exponent_of(second_largest), 120) : first_exponent;
-    const int exponent = half() == 0 ? first_exponent : second_exponent;
-    const float factor = power_of_two(exponent);
 #pragma unroll
-    for (int stream = 0; stream < kLoops; ++stream) {
-      if (stream >= streams) break;
-      if (half() < kHalves) encoded.fixed[half()][stream * kKeys + place] = __float2uint_rn(__fmul_rn(products[stream], factor));
+    for (int i = 0; i < 2; ++i) {
+      const float key_weight = !rows.is(kValued, i) ? 0.0f : is_odd == (i != 0) ? weight : other;
+#pragma unroll
+      for (int h = 0; h < kHalves; ++h) {
+        const float2 minimum_scale = minimum_and_scale(rows.v_parameters[i][h]);  // zeros without a row: 0 / 0 is taken for 0
+        // Its last bits are the code, rounded as rintf rounds.
+        const float shifted = __fadd_rn(fminf(fmaxf(__fdividef(-minimum_scale.x, minimum_scale.y), 0.0f), 15.0f), kWhole);
+        const float center = __fsub_rn(shifted, kWhole);
+        offsets[h] = __fmaf_rn(key_weight, __fmaf_rn(center, minimum_scale.y, minimum_scale.x), offsets[h]);
+        products[i][h] = __fmul_rn(key_weight, minimum_scale.y);
+        largest[h] = max(largest[h], __float_as_uint(products[i][h]));
+        encoded.centers[place / 4][stream][h][place % 4 + 2 * i] = static_cast<std::uint8_t>(__float_as_uint(shifted));
+      }
+    }
+    kept_offsets = make_float2(offsets[0], offsets[1]);
+    int exponents[kHalves];  // largest * 2^exponent < 2^32
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) {
+      exponents[h] = min(31 - exponent_of(__reduce_max_sync(~0u, largest[h])), 120);
+      const float factor = power_of_two(exponents[h]);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) encoded.fixed[h][stream * kKeys + place + 2 * i] = __float2uint_rn(__fmul_rn(products[i][h], factor));
     }
     __syncwarp();
 
+    // Lane 4 * n + k has digit n % 4 of the weights of half n / 4, of places 4 * k..4 * k + 3.
     const unsigned row_lane = lane / 4, in_quad = lane % 4;
-    const unsigned channel_half = kHalves == 2 ? row_lane / 4 : 0;
-    std::uint32_t columns[kLoops], centers[kLoops];
+    const unsigned channel_half = kHalves == 2 ? row_lane / 4 : 0, selector = row_lane % 4 * 0x11u + 0x40u;
+    std::uint32_t columns[kLoops], centers[kLoops][kHalves];
 #pragma unroll
-    for (int stream = 0; stream < kLoops; ++stream) {
-      columns[stream] = centers[stream] = 0;
-      if (stream >= streams) continue;
-      const uint4 fixed = *reinterpret_cast<const uint4*>(&encoded.fixed[channel_half][stream * kKeys + 4 * in_quad]);
-      const std::uint32_t selector = row_lane % 4 * 0x11u + 0x40u;
-      columns[stream] = __byte_perm(__byte_perm(fixed.x, fixed.y, selector), __byte_perm(fixed.z, fixed.w, selector), 0x5410);
-      centers[stream] = *reinterpret_cast<const std::uint32_t*>(&encoded.centers[channel_half][stream * kKeys + 4 * in_quad]);
+    for (int s = 0; s < kLoops; ++s) {
+      columns[s] = 0;
+      for (int h = 0; h < kHalves; ++h) centers[s][h] = *reinterpret_cast<const std::uint32_t*>(encoded.centers[in_quad][s][h]);
+      if (!reads(s, count)) continue;
+      const uint4 fixed = *reinterpret_cast<const uint4*>(&encoded.fixed[channel_half][s * kKeys + 4 * in_quad]);
+      columns[s] = __byte_perm(__byte_perm(fixed.x, fixed.y, selector), __byte_perm(fixed.z, fixed.w, selector), 0x5410);
     }
+    // Rows 0..7 of a product of centers are those of the first half, the others those of the second.
     int center_sums[4] = {};
-    multiply_bytes(center_sums, centers[0], 0u, centers[1], 0u, columns[0], columns[1]);
-    if (streams > 2) multiply_bytes(center_sums, centers[2], 0u, centers[3], 0u, columns[2], columns[3]);
-    // A lane has two of the four digits of its column's half: their part of the sum is added here, the other lane's in store_encoded.
-    const int column_exponent = kHalves == 2 && in_quad >= 2 ? second_exponent : first_exponent;
-    const float even = power_of_two(in_quad % 2 == 0 ? -column_exponent : 16 - column_exponent), odd = __fmul_rn(even, 0.0625f);
 #pragma unroll
-    for (int w = 0; w < kVWords; ++w) {
-      int sums[4][4];
+    for (int pair = 0; pair < kLoops; pair += 2) {
+      if (!reads(pair, count)) break;
+      multiply_bytes(center_sums, centers[pair][0], centers[pair][kHalves - 1], centers[pair + 1][0], centers[pair + 1][kHalves - 1], columns[pair],
+                     columns[pair + 1]);
+    }
+    // Rows 0..7 of the other products are bytes, even channel + 16 * odd channel, rows 8..15 their upper nibbles, 16 * odd channel. Of chunks of 16 bytes j and
+    // j + 2, of the two halves, what the columns of a half give is added.
+    constexpr int kChunks = kPayloadBytes / 16, kSums = 4;
+    int sums[kSums][4] = {};
+    // Rows of the matrices: of keys 0..7 and 8..15 of a chunk, then of the next.
+    const unsigned key = lane % 16;
+    const unsigned char* const row = encoded.v_rows[0] + key * kPayloadBytes;
+    const unsigned place_in_row = (lane / 16 * 16) ^ swizzle(key);
 #pragma unroll
-      for (int b = 0; b < 4; ++b) {
-        sums[b][0] = -center_sums[0], sums[b][1] = -center_sums[1];
-        sums[b][2] = -center_sums[0] * 16, sums[b][3] = -center_sums[1] * 16;
-      }
+    for (int pair = 0; pair < kLoops; pair += 2) {
+      if (!reads(pair, count)) break;
 #pragma unroll
-      for (int pair = 0; pair < kLoops; pair += 2) {
-        if (pair >= streams) break;
-        std::uint32_t bytes[2][4] = {};  // byte b of four rows: channels 2 b and 2 b + 1 of the word
+      for (int chunk = 0; chunk < kChunks; chunk += 2) {
+        std::uint32_t bytes[2][2][2] = {};  // of four keys: bytes 2 n and 2 n + 1 of two chunks
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          if (pair + i >= streams) break;
+          if (!reads(pair + i, count)) break;
           std::uint32_t words[4];
+          load_transposed(row + (pair + i) * kKeys * kPayloadBytes + (place_in_row ^ (chunk * 16)), words);
 #pragma unroll
-          for (int k = 0; k < 4; ++k) {
-            words[k] = *reinterpret_cast<const std::uint32_t*>(encoded.v_rows[pair + i] + (4 * k + in_quad) * kPayloadBytes + (row_lane * kVWords + w) * 4);
+          for (int c = 0; c < 2; ++c) {
+            bytes[i][c][0] = __byte_perm(words[2 * c], words[2 * c + 1], 0x6420);
+            bytes[i][c][1] = __byte_perm(words[2 * c], words[2 * c + 1], 0x7531);
           }
-          transpose_bytes(words, bytes[i]);
         }
+        const bool of_half = kHalves == 1 || channel_half == static_cast<unsigned>(chunk / 2);
+        const std::uint32_t first = of_half ? columns[pair] : 0, second = of_half ? columns[pair + 1] : 0;
 #pragma unroll
-        for (int b = 0; b < 4; ++b) {
-          multiply_bytes(sums[b], bytes[0][b] & kLowNibbles, bytes[0][b] & kHighNibbles, bytes[1][b] & kLowNibbles, bytes[1][b] & kHighNibbles,
-                         columns[pair], columns[pair + 1]);
+        for (int c = 0; c < 2; ++c) {
+#pragma unroll
+          for (int b = 0; b < 2; ++b) {
+            multiply_bytes(sums[c * 2 + b], bytes[0][c][b], bytes[0][c][b] & kHighNibbles, bytes[1][c][b], bytes[1][c][b] & kHighNibbles, first, second);
+          }
         }
       }
+    }
+    // A lane has two of the four digits of its half, the lane beside it the others. 4 streams * 16 keys * 255 * 255 * 257 < 2^31.
+    const bool second_half = kHalves == 2 && in_quad >= 2;
+    const int exponent = second_half ? exponents[kHalves - 1] : exponents[0];
+    const float even = power_of_two(in_quad % 2 == 0 ? -exponent : 16 - exponent), odd = __fmul_rn(even, 0.0625f);
+    const int center = second_half ? center_sums[2] + center_sums[3] * 256 : center_sums[0] + center_sums[1] * 256;
+    float added[kSums];
 #pragma unroll
-      for (int b = 0; b < 4; ++b) {
-        float* const target = encoded_output + 2 * (4 * w + b);
-        target[0] = __fmaf_rn(static_cast<float>(sums[b][0] + sums[b][1] * 256), even, target[0]);
-        target[1] = __fmaf_rn(static_cast<float>(sums[b][2] + sums[b][3] * 256), odd, target[1]);
-      }
+    for (int j = 0; j < kSums; ++j) {
+      const int both = sums[j][0] + sums[j][1] * 256, upper = sums[j][2] + sums[j][3] * 256;
+      const float low = __fmul_rn(static_cast<float>(both - upper - center), even);
+      const float high = __fmul_rn(static_cast<float>(upper - center * 16), odd);
+      added[j] = __fadd_rn(is_odd ? high : low, __shfl_xor_sync(~0u, is_odd ? low : high, 1));
+    }
+    if (has_sums()) {
+      float4& target = own_sums();
+      const float4 before = target;
+      target = kCorrection ? make_float4(__fmaf_rn(before.x, kept, added[0]), __fmaf_rn(before.y, kept, added[1]), __fmaf_rn(before.z, kept, added[2]),
+                                         __fmaf_rn(before.w, kept, added[3]))
+                           : make_float4(__fadd_rn(before.x, added[0]), __fadd_rn(before.y, added[1]), __fadd_rn(before.z, added[2]),
+                                         __fadd_rn(before.w, added[3]));
     }
   }
+  static constexpr float kWhole = 12582912.0f;  // 1.5 * 2^23: what is added to it is rounded to a whole number
 
+  // Sum j of a lane is that of byte 2 * (lane / 4) + j % 2 of chunk j / 2 of the half.
   __device__ __forceinline__ void store_encoded(float* target) const {
-    const unsigned row_lane = lane / 4, in_quad = lane % 4;
-    const float half_offset = key_sum(offset);
-    const bool odd = lane & 1;
-#pragma unroll
-    for (int j = 0; j < 4 * kVWords; ++j) {
-      const float kept = odd ? encoded_output[2 * j + 1] : encoded_output[2 * j], given = odd ? encoded_output[2 * j] : encoded_output[2 * j + 1];
-      const float value = __fadd_rn(__fadd_rn(kept, __shfl_xor_sync(~0u, given, 1)), half_offset);
-      if (in_quad / 2 == (kHalves == 2 ? row_lane / 4 : 0)) target[row_lane * (8 * kVWords) + 2 * j + odd] = value;
+    const float2 kept_offsets = scratch.offsets[lane];
+    const float offsets[2] = {kept_offsets.x, kept_offsets.y};
+    float half_offset = offsets[0];
+    if constexpr (kHalves == 2) {
+      const float kept = half() == 0 ? offsets[0] : offsets[1], given = half() == 0 ? offsets[1] : offsets[0];
+      half_offset = key_sum(__fadd_rn(kept, __shfl_xor_sync(~0u, given, 2)));
+    } else {
+      half_offset = warp_sum(half_offset);
     }
+    if (!has_sums()) return;
+    const float4 own = own_sums();
+    float* const first = target + half() * kGroupSize + lane / 4 * 4 + lane % 2;
+    first[0] = __fadd_rn(own.x, half_offset), first[2] = __fadd_rn(own.y, half_offset);
+    first[32] = __fadd_rn(own.z, half_offset), first[34] = __fadd_rn(own.w, half_offset);
   }
 
   // Adds the keys of a pass, which were requested.
-  __device__ __forceinline__ void add_encoded_keys(int unit, unsigned key, bool present, const KeyRows& rows, std::uint32_t (&k_words)[2][2][kKWords]) {
-    float weight = 0.0f;
+  __device__ __forceinline__ void add_encoded_keys(int unit, int begin, int count, const KeyRows& rows, KWords& k_words) {
+    float weight = 0.0f, kept = 1.0f;
+    const unsigned own_key = is_wide() ? own() + half() * kKeys : own();
+    const bool present = static_cast<int>(own_key) < count;
     if constexpr (kCorrection) {
       wait_copies_of_warp<1>();
       const float logit = __fmul_rn(encoded_logit(rows, k_words), score_scale<kHeadDim>());
-      raise_maximum(fmaxf(maximum, key_max(present ? logit : minus_infinity())));
+      kept = raise_maximum(fmaxf(maximum, key_max(present ? logit : minus_infinity())));
       if (present) weight = expf(__fsub_rn(logit, finite_reference(maximum)));
     } else {
-      if (present) weight = expf(__fsub_rn(logits[unit * kUnitTokens + static_cast<int>(key)], finite_reference(maximum)));
+      if (present) {
+        const int position = first_position(unit) + scratch.keys[buffer][begin + static_cast<int>(own_key)];
+        weight = expf(__fsub_rn(logits[position], finite_reference(maximum)));
+      }
     }
-    sum = __fadd_rn(sum, key_sum(weight));
+    sum = __fadd_rn(sum, is_wide() ? warp_sum(weight) : key_sum(weight));
     wait_copies_of_warp<0>();
-    add_encoded_values(rows, weight);
+    add_encoded_values(rows, count, weight, kept);
     __syncwarp();  // the next copies come to the same places
   }
 
@@ -586,7 +741,7 @@ struct ChainReader {
   __device__ __forceinline__ void copy_bf16(int unit, unsigned key, unsigned count) const {
     std::uint64_t own = 0;
     if (lane < count) {
-      const int page = unit * kUnitPages + static_cast<int>(key / kPageTokens), bit = static_cast<int>(key % kPageTokens);
+      const int page = unit * pages + static_cast<int>(key / kPageTokens), bit = static_cast<int>(key % kPageTokens);
       const int loop = page * kPageTokens + bit == query.position ? query.loop : query.history_loop();
       const int plane = resident_loop(query.maps[page], bit, loop);
       own = query.pages[page].bf16[plane - 1] + page_row_offset(query.shape, query.layer, KvTensor::k, query.head, bit) * 2;
@@ -669,10 +824,11 @@ struct ChainReader {
     if constexpr (kCorrection) {
       wait_copies_of_warp<1>();
       const float logit = __fmul_rn(bf16_logit(count), score_scale<kHeadDim>());
-      raise_maximum(fmaxf(maximum, warp_max(present ? logit : minus_infinity())));
+      const float kept = raise_maximum(fmaxf(maximum, warp_max(present ? logit : minus_infinity())));
+      for (float& value : output) value = __fmul_rn(value, kept);
       if (present) weight = expf(__fsub_rn(logit, finite_reference(maximum)));
     } else {
-      if (present) weight = expf(__fsub_rn(logits[unit * kUnitTokens + static_cast<int>(key)], finite_reference(maximum)));
+      if (present) weight = expf(__fsub_rn(logits[first_position(unit) + static_cast<int>(key)], finite_reference(maximum)));
     }
     sum = __fadd_rn(sum, warp_sum(weight));
     wait_copies_of_warp<0>();
@@ -680,68 +836,63 @@ struct ChainReader {
     __syncwarp();  // the next copies come to the same places
   }
 
-  // Lists the keys of a unit and finds their pages' rows, in the other buffer.
-  __device__ __forceinline__ void prepare(int unit) {
-    const int first_page = unit * kUnitPages, length = query.position + 1 - unit * kUnitTokens;
-    std::uint64_t masks[kUnitPages];
-#pragma unroll
-    for (int i = 0; i < kUnitPages; ++i) masks[i] = i * kPageTokens < length ? selected[first_page + i] : 0;
-    if (length < kUnitTokens) {
-#pragma unroll
-      for (int i = 0; i < kUnitPages; ++i) masks[i] &= page_mask(i, 0, length);
-    }
-    unsigned total = 0;
-#pragma unroll
-    for (int i = 0; i < kUnitPages; ++i) total += static_cast<unsigned>(__popcll(masks[i]));
-    prepared_total = uniform(total);
+  // The first `count` bits of a word.
+  __device__ __forceinline__ static std::uint32_t low_bits(int count) { return count >= 32 ? ~0u : count <= 0 ? 0u : (1u << count) - 1; }
+  // Words of the masks of a unit, one a lane; a page that does not exist has none.
+  __device__ __forceinline__ std::uint32_t load_masks(int unit) const {
+    const unsigned lane = lane_id();
+    const int page = unit * pages + static_cast<int>(lane / 2);
+    return static_cast<int>(lane) < 2 * pages && page * kPageTokens <= query.position ? reinterpret_cast<const std::uint32_t*>(selected + page)[lane % 2] : 0;
+  }
+
+  // Lists the keys of a unit and finds their pages' rows, in the other buffer. `word`: of load_masks.
+  __device__ __forceinline__ void prepare(int unit, std::uint32_t word) {
+    const unsigned lane = lane_id();
+    const std::uint32_t keys = word & low_bits(query.position + 1 - first_position(unit) - 32 * static_cast<int>(lane));
+    prepared_total = uniform(static_cast<int>(__reduce_add_sync(~0u, static_cast<unsigned>(__popc(keys)))));
     if constexpr (kPacked) {  // pages ascend, so these are the first keys
-      unsigned encoded = total;
-      if (query.frontier < (unit + 1) * kUnitTokens) {
-        encoded = 0;
-#pragma unroll
-        for (int i = 0; i < kUnitPages; ++i) {
-          encoded += static_cast<unsigned>(__popcll(masks[i] & page_mask(0, 0, query.encoded_rows(first_page + i))));
-        }
+      prepared_encoded = prepared_total;
+      if (query.frontier < first_position(unit + 1)) {
+        const int page = unit * pages + static_cast<int>(lane / 2 % kUnitPages);
+        const std::uint32_t encoded = keys & low_bits(query.encoded_rows(page) - 32 * static_cast<int>(lane % 2));
+        prepared_encoded = uniform(static_cast<int>(__reduce_add_sync(~0u, static_cast<unsigned>(__popc(encoded)))));
       }
-      prepared_encoded = uniform(encoded);
-      if (prepared_encoded > 0) find_starts(unit, scratch.starts[buffer ^ 1]);
+      if (prepared % kPreparedUnits == 0) find_starts(unit);
+      ++prepared;
     }
     unsigned before = 0;
 #pragma unroll
     for (int i = 0; i < 2 * kUnitPages; ++i) {
-      const auto word = static_cast<std::uint32_t>(i % 2 == 0 ? masks[i / 2] : masks[i / 2] >> 32);
-      if ((word >> lane) & 1u) scratch.keys[buffer ^ 1][before + __popc(word & ((1u << lane) - 1))] = static_cast<std::uint8_t>(32 * i + lane);
-      before += static_cast<unsigned>(__popc(word));
+      const std::uint32_t of_word = __shfl_sync(~0u, keys, i);
+      if ((of_word >> lane) & 1u) scratch.keys[buffer ^ 1][before + __popc(of_word & ((1u << lane) - 1))] = static_cast<std::uint8_t>(32 * i + lane);
+      before += static_cast<unsigned>(__popc(of_word));
     }
     __syncwarp();
   }
 
-  // Adds the unit that was prepared, and prepares unit `next`, if any (not negative), while the first rows are on their way.
-  __device__ __forceinline__ void add_unit(int unit, int next) {
+  // Adds the unit that was prepared, and prepares the next one, if any, while the first rows are on their way.
+  __device__ __forceinline__ void add_unit(int unit) {
+    const int next = unit_after(unit);
     buffer ^= 1;
-    unit_page = unit * kUnitPages;
+    starts_place = (prepared - 1) % kStartPlaces;
+    unit_page = unit * pages;
     const int total = prepared_total, encoded_total = kPacked ? prepared_encoded : 0;
     bool is_prepared = next < 0;
+    const std::uint32_t next_masks = is_prepared ? 0 : load_masks(next);
 #pragma unroll 1
-    for (int begin = 0;; begin += kKeys) {
+    for (int begin = 0;; begin += static_cast<int>(pass_keys())) {
       const bool more = begin < encoded_total;
-      bool present = false;
-      unsigned key = 0;
       KeyRows rows;
-      std::uint32_t k_words[2][2][kKWords];  // of streams that alternate
+      std::uint32_t k_words[kLoops][2][kKWords];
       if constexpr (kPacked) {
-        if (more) {
-          present = static_cast<int>(own()) < encoded_total - begin;
-          key = present ? scratch.keys[buffer][begin + own()] : 0;
-          request(key, present, rows, k_words);
-        }
+        if (more) request(begin, encoded_total - begin, rows, k_words);
       }
       if (!is_prepared) {
-        prepare(next);
+        prepare(next, next_masks);
         is_prepared = true;
       }
       if (!more) break;
-      if constexpr (kPacked) add_encoded_keys(unit, key, present, rows, k_words);
+      if constexpr (kPacked) add_encoded_keys(unit, begin, encoded_total - begin, rows, k_words);
     }
     if (encoded_total == total) return;
     if constexpr (kPacked) {
@@ -749,15 +900,29 @@ struct ChainReader {
         claim_target();
         store_encoded(chain_output);
         __syncwarp();
-        if (side() == 0) {
 #pragma unroll
-          for (int c = 0; c < 8; ++c) output[c] = chain_output[8 * part() + c];
-        }
+        for (int c = 0; c < 8; ++c) output[c] = side() == 0 ? chain_output[8 * part() + c] : 0.0f;
         is_bf16 = true;
+      } else {
+        keep_output(false);
       }
     }
 #pragma unroll 1
     for (int begin = encoded_total; begin < total; begin += kKeys) add_bf16_keys(unit, begin, min(total - begin, static_cast<int>(kKeys)));
+    if constexpr (kPacked) keep_output(true);
+  }
+
+  // Between units of BF16 rows the sums are in shared memory where rows may be encoded, for which there would be fewer registers.
+  __device__ __forceinline__ void keep_output(bool stored) {
+    const unsigned lane = lane_id();
+    if (stored) {
+      scratch.sums[lane] = make_float4(output[0], output[1], output[2], output[3]);
+      scratch.bf16.sums[lane] = make_float4(output[4], output[5], output[6], output[7]);
+    } else {
+      const float4 first = scratch.sums[lane], second = scratch.bf16.sums[lane];
+      output[0] = first.x, output[1] = first.y, output[2] = first.z, output[3] = first.w;
+      output[4] = second.x, output[5] = second.y, output[6] = second.z, output[7] = second.w;
+    }
   }
 
   __device__ __forceinline__ void store(float2* chain_statistics) {
@@ -768,6 +933,7 @@ struct ChainReader {
         store_encoded(chain_output);
         return;
       }
+      keep_output(false);
     }
     // What the lanes of a row hold of the same channels is one sum.
 #pragma unroll
@@ -819,7 +985,10 @@ __global__ void __launch_bounds__(kThreads, SelectedShared<kHeadDim, kPacked, kP
                                                   arguments.reference.selected + state * arguments.reference.mask_pages,
                                                   arguments.logits + static_cast<std::int64_t>(head_index) * arguments.logit_stride,
                                                   shared.scratch[warp],
-                                                  static_cast<unsigned>(lane)};
+                                                  static_cast<unsigned>(lane),
+                                                  unit_pages(kPurpose, kPacked && query.frontier > 0, query.position),
+                                                  query.position / (unit_pages(kPurpose, kPacked && query.frontier > 0, query.position) * kPageTokens) + 1,
+                                                  static_cast<int>(gridDim.x) * kWarps};
   wait_for_previous_kernel();
   float first_maximum = minus_infinity();
   if constexpr (kPurpose == Purpose::contribution) first_maximum = arguments.reference.maximum[state];
@@ -828,7 +997,7 @@ __global__ void __launch_bounds__(kThreads, SelectedShared<kHeadDim, kPacked, kP
   }
 
   const int rank = blockIdx.x, ranks = gridDim.x;
-  const int units = query.position / kUnitTokens + 1, groups = min(kGroups, (units + kWarps - 1) / kWarps);
+  const int units = reader.units, groups = min(kGroups, (units + kWarps - 1) / kWarps);
   float* all_outputs = arguments.chains + head_index * kGroups * kHeadDim;
   float2* all_statistics =
       reinterpret_cast<float2*>(arguments.chains + static_cast<std::size_t>(gridDim.z) * query.shape.heads * kGroups * kHeadDim) + head_index * kGroups;
@@ -838,7 +1007,7 @@ __global__ void __launch_bounds__(kThreads, SelectedShared<kHeadDim, kPacked, kP
     barrier_wait(&shared.full[buffer], round >> 1 & 1);
     Output output;
     const float2 statistics =
-        combine<kHeadDim, kWarps, 4>(lane < chains ? shared.chain_statistics[buffer][lane] : make_float2(minus_infinity(), 0.0f), (1u << chains) - 1,
+        combine<kHeadDim, kWarps, 2>(lane < chains ? shared.chain_statistics[buffer][lane] : make_float2(minus_infinity(), 0.0f), (1u << chains) - 1,
                                   [&](int k) { return shared.chain_output[buffer][k]; }, output, lane);
     output.store(ranks > 1 ? all_outputs + group * kHeadDim : shared.group_output[group], lane);
     if (lane == 0) (ranks > 1 ? all_statistics : shared.group_statistics)[group] = statistics;
@@ -846,14 +1015,11 @@ __global__ void __launch_bounds__(kThreads, SelectedShared<kHeadDim, kPacked, kP
     barrier_arrive(&shared.empty[buffer]);
   };
   int round = 0;
-  if (rank * kWarps + warp < units) reader.prepare(rank * kWarps + warp);
+  if (const int unit = rank * kWarps + warp; unit < units) reader.prepare(unit, reader.load_masks(unit));
   for (int group = rank; group < groups; group += ranks, ++round) {
-    const int buffer = round & 1, following = group + ranks < groups ? (group + ranks) * kWarps + warp : units;
+    const int buffer = round & 1;
     reader.start(first_maximum, shared.chain_output[buffer][warp], round < 2 ? nullptr : &shared.empty[buffer], (round >> 1 & 1) ^ 1);
-    for (int unit = group * kWarps + warp; unit < units; unit += kSelectedChains) {
-      const int next = unit + kSelectedChains < units ? unit + kSelectedChains : following;
-      reader.add_unit(unit, next < units ? next : -1);
-    }
+    for (int unit = group * kWarps + warp; unit < units; unit += kSelectedChains) reader.add_unit(unit);
     reader.store(&shared.chain_statistics[buffer][warp]);
     __syncwarp();
     barrier_arrive(&shared.full[buffer]);
@@ -915,7 +1081,10 @@ void launch(const Arguments& arguments, int row_count, int max_length, cudaStrea
   LOOPGAUGE_CUDA_CHECK(cudaGetDevice(&device));
   LOOPGAUGE_CUDA_CHECK(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
   let_share_multiprocessors(kernel, kBytes);
-  const int heads = arguments.kv.shape.heads, units = (max_length + kUnitTokens - 1) / kUnitTokens;
+  const int heads = arguments.kv.shape.heads, last = max_length - 1;
+  // Of the longest row, or of the longest with units of one page.
+  const int units = std::max(last / (unit_pages(kPurpose, kPacked, last) * kPageTokens),
+                             std::min(last, kShortPositions - 1) / (unit_pages(kPurpose, kPacked, 0) * kPageTokens)) + 1;
   const int ctas = selected_cta_count(heads * row_count, std::min(kGroups, (units + kWarps - 1) / kWarps), processors * Shared::kBlocksPerSm);
   const dim3 grid(static_cast<unsigned>(ctas), static_cast<unsigned>(heads), static_cast<unsigned>(row_count));
   launch_in_turn(arguments.written_rows != nullptr, kernel, grid, kThreads, kBytes, stream, arguments);

@@ -36,10 +36,11 @@ std::size_t sparse_correction_workspace_bytes(const KvShape& shape, int row_coun
 //   Q[r]·K[r,S]/sqrt(D) applied to V[r,S]; reference/ops/sparse_correction.
 // Shapes and layouts: above; K/V as kv_layout.hpp, keys as the masks of the reference slot.
 // Requires: reference_statistics, select_keys and reference_contribution of the slot before it on the stream; S not empty.
-// Numerics: BF16 rows in FP32. Encoded rows by exact integer products of codes with q·scale (30 bits of the group's largest) and weight·scale (32 bits of
-//   the largest of a pass and half), in FP32 from there on. Subtraction, product and sum each rounded to FP32; one rounding to BF16.
-// Determinism: units of 128 absolute positions, at most 16 selected keys of one at a time, chains of units, groups of chains, combined ascending
-//   (selected_attention.cuh); a row's bits do not depend on the batch.
+// Numerics: BF16 rows in FP32. Encoded rows by exact integer products of codes with q·scale (30 bits of the largest of a page's groups in all streams that a
+//   pass reads) and weight·scale (32 bits of the largest of a pass and half), in FP32 from there on. Subtraction, product and sum each rounded to FP32; one
+//   rounding to BF16.
+// Determinism: units of 128 absolute positions (64 where a row below position 4096 reads encoded ones), at most 16 selected keys of one at a time, chains
+//   of units, groups of chains, combined ascending (selected_attention.cuh); a row's bits do not depend on the batch.
 // Launch: one kernel, (CTAs of a row and head, heads, rows) CTAs of 256 threads.
 // Traffic: K and V rows of the selected keys, parameters of every touched group, O_ref, C_ref.
 void sparse_correction(const SparseCorrectionArguments& arguments, cudaStream_t stream);
