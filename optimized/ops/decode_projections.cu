@@ -60,6 +60,27 @@ __device__ __forceinline__ uint4 load_uncached(const Bfloat16* address) {  // wr
   return __ldcg(reinterpret_cast<const uint4*>(address));
 }
 
+// added_pair in one instruction: for no two BF16 values does rounding their sum to FP32 first change what it is rounded to.
+__device__ __forceinline__ std::uint32_t added_words(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t sum;
+  asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(sum) : "r"(a), "r"(b));
+  return sum;
+}
+
+// 16 bytes in one store, where the compiler would make four.
+__device__ __forceinline__ void store_shared(Bfloat16* to, const std::uint32_t (&words)[4]) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(to)), "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]) : "memory");
+}
+
+// Four matrices of eight rows of eight values, in shared memory, transposed. Thread t gives the address of row t % 8 of matrix t / 8 and gets, of every
+// matrix, column t / 4 of rows t % 4 * 2 and the next.
+__device__ __forceinline__ void load_transposed(std::uint32_t (&words)[4], std::uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "r"(address)
+               : "memory");
+}
+
 // Outputs that a block makes at a time. What is combined after the product (a gate and its up value, a channel and its rotation partner) stands in
 // one tile: `rows` weight rows from `first` on, and as many `apart` behind them.
 struct Tile {
@@ -192,43 +213,51 @@ __device__ __forceinline__ void fetch_rows(int rows, Bfloat16* to, const Bfloat1
   }
 }
 
-// `inverse` of `rows` [rows, hidden + kRowPadding]; the sixteen lanes of a row's sum of squares are sixteen neighbouring threads.
-__device__ __forceinline__ void inverses_of_rows(const DecodeProjectionsArguments& a, const Bfloat16* rows, float* inverse) {
-  const int row = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
-  if ((row & ~1) >= a.rows) return;     // warp by warp
+// Of `rows` [rows, hidden + kRowPadding], by warps that have rows of two: the sum of squares of one lane of row 2 * warp + thread % 2.
+// An ldmatrix gives a thread eight steps of its lane: the two matrix rows of a thread's pair are neighbouring steps of its half of a row, and the four pairs
+// of a matrix are two halves of two rows, which touch all banks.
+__device__ __forceinline__ float lane_sum_of_squares(const DecodeProjectionsArguments& a, const Bfloat16* rows) {
+  constexpr int kSteps = 8, kAhead = 4;  // steps of a load, rows are whole ones of every lane; loads on their way
+  const int warp = threadIdx.x / 32, thread = threadIdx.x % 32, pair = thread % 8 / 2;
+  const Bfloat16* const first = rows + static_cast<std::size_t>(min(warp * 2 + pair % 2, a.rows - 1)) * (a.hidden + kRowPadding) +
+                                (thread / 8 * 2 + thread % 2) * kLanes + pair / 2 * (kLanes / 2);
+  const std::uint32_t address = shared_address(first);
+  const int loads = a.hidden / (kLanes * kSteps);
+  std::uint32_t words[kAhead][4];
+  const auto load = [&](std::uint32_t(&to)[4], int index) {
+    load_transposed(to, address + min(index, loads - 1) * (kSteps * kLanes * static_cast<int>(sizeof(Bfloat16))));
+  };
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) load(words[i], i);
   // A square is exact in FP32, so that one rounding is that of the addition. (Squares below FP32's range do not reach the sum with an epsilon of 2^-100
   // or more.)
-  const auto* const pairs = reinterpret_cast<const std::uint32_t*>(rows + static_cast<std::size_t>(min(row, a.rows - 1)) * (a.hidden + kRowPadding)) + lane / 2;
-  const std::uint32_t half = lane % 2 == 0 ? 0x1044u : 0x3244u;  // to the upper half of a word
-  constexpr int kBatch = 8;             // rows are whole batches of every lane
-  const auto load = [&](std::uint32_t(&words)[kBatch], int step) {
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) words[i] = pairs[(step + i) * (kLanes / 2)];
-  };
-  const int steps = a.hidden / kLanes;
   float sum = 0.0f;
-  const auto add = [&](const std::uint32_t(&words)[kBatch]) {
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const float value = __uint_as_float(__byte_perm(words[i], 0, half));
-      sum = __fmaf_rn(value, value, sum);
-    }
-  };
-  std::uint32_t even[kBatch], odd[kBatch];
-  load(even, 0);
 #pragma unroll 1
-  for (int step = 0; step < steps; step += 2 * kBatch) {  // one batch on its way while one is added
-    if (step + kBatch < steps) load(odd, step + kBatch);
-    add(even);
-    if (step + kBatch >= steps) break;
-    if (step + 2 * kBatch < steps) load(even, step + 2 * kBatch);
-    add(odd);
+  for (int index = 0; index < loads; index += kAhead) {
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      if (index + i >= loads) break;
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const float low = low_value(words[i][k]), high = high_value(words[i][k]);
+        sum = __fmaf_rn(low, low, sum);
+        sum = __fmaf_rn(high, high, sum);
+      }
+      load(words[i], index + i + kAhead);
+    }
   }
-  sum = reduce_lanes(sum, ~0u);
-  if (lane == 0 && row < a.rows) inverse[row] = inverse_root_mean_square(sum, a.hidden, a.epsilon);
+  return sum;
 }
 
-// The same of columns, four values a load.
+// What rows are divided by, from those sums: the halving tree 8, 4, 2, 1 over the lanes, where these threads have them.
+__device__ __forceinline__ void inverses_of_sums(const DecodeProjectionsArguments& a, float sum, float* inverse) {
+  const int row = threadIdx.x / 32 * 2 + threadIdx.x % 2;
+#pragma unroll
+  for (const int apart : {2, 16, 8, 4}) sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, apart));
+  if (threadIdx.x % 32 < 2 && row < a.rows) inverse[row] = inverse_root_mean_square(sum, a.hidden, a.epsilon);
+}
+
+// `inverse` of columns, four values a load; the sixteen lanes of a row's sum of squares are sixteen neighbouring threads.
 __device__ __forceinline__ void inverses_of_columns(const DecodeProjectionsArguments& a, const float* columns, float* inverse) {
   const int row = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   if ((row & ~1) >= a.rows) return;     // warp by warp
@@ -255,9 +284,9 @@ __device__ __forceinline__ void inverses_of_columns(const DecodeProjectionsArgum
   if (lane == 0 && row < a.rows) inverse[row] = inverse_root_mean_square(sum, a.hidden, a.epsilon);
 }
 
-// The rows that a product reads, normed; before that, where `x` is there, residual + norm(x). kPieces pieces a thread. `parity` of the copies of x.
-template <int kPieces, bool kFew>
-__device__ __forceinline__ void norm_rows(const Launch& launch, const Phase& phase, const RowMemory& memory, std::uint32_t parity) {
+// The rows that a product reads, normed; before that, where `x` is there, residual + norm(x). kPieces pieces a thread, one or two. `parity` of the copies of x.
+template <int kPieces>
+__device__ __forceinline__ void norm_few_rows(const Launch& launch, const Phase& phase, const RowMemory& memory, std::uint32_t parity) {
   const DecodeProjectionsArguments& a = launch.a;
   const int row_pieces = a.hidden / 8;
   union Piece {
@@ -271,7 +300,6 @@ __device__ __forceinline__ void norm_rows(const Launch& launch, const Phase& pha
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
       if (row < a.rows) work(i, row, column * 8);
-      if (kPieces > 2) asm volatile("" ::: "memory");  // one after the other: registers
       row += step_row;
       column += step_column;
       if (column >= row_pieces) {
@@ -301,17 +329,13 @@ __device__ __forceinline__ void norm_rows(const Launch& launch, const Phase& pha
   barrier_wait(memory.residual_arrived, 0);
   if (phase.input == Input::added_and_normed) {
     barrier_wait(memory.arrived, parity);
-    if (kFew) {
-      each_piece([&](int, int row, int column) {
-        Piece value;
-        value.vector = *in_rows(row, column);
-        to_columns(row, column, value);
-      });
-      meet_warps();
-      inverses_of_columns(a, memory.columns, memory.inverse);
-    } else {
-      inverses_of_rows(a, memory.rows, memory.inverse);
-    }
+    each_piece([&](int, int row, int column) {
+      Piece value;
+      value.vector = *in_rows(row, column);
+      to_columns(row, column, value);
+    });
+    meet_warps();
+    inverses_of_columns(a, memory.columns, memory.inverse);
     meet_warps();
     each_piece([&](int i, int row, int column) {
       const float inverse = memory.inverse[row];
@@ -324,12 +348,12 @@ __device__ __forceinline__ void norm_rows(const Launch& launch, const Phase& pha
         kept[i].pairs[k] = added_pair(kept[i].pairs[k], normalized_pair(value.pairs[k], inverse, weight.pairs[k]));
       }
       *in_residual(row, column) = kept[i].vector;
-      if (kFew) to_columns(row, column, kept[i]);
+      to_columns(row, column, kept[i]);
       if (blockIdx.x == gridDim.x - 1) *reinterpret_cast<uint4*>(phase.new_residual + static_cast<std::size_t>(row) * a.hidden + column) = kept[i].vector;
     });
     norm += a.hidden;
     meet_warps();
-  } else if (kFew) {
+  } else {
     each_piece([&](int, int row, int column) {
       Piece value;
       value.vector = *in_residual(row, column);
@@ -337,8 +361,7 @@ __device__ __forceinline__ void norm_rows(const Launch& launch, const Phase& pha
     });
     meet_warps();
   }
-  if (kFew) inverses_of_columns(a, memory.columns, memory.inverse + kMostProjectionRows);
-  else inverses_of_rows(a, memory.residual, memory.inverse + kMostProjectionRows);
+  inverses_of_columns(a, memory.columns, memory.inverse + kMostProjectionRows);
   meet_warps();
   each_piece([&](int, int row, int column) {
     const float inverse = memory.inverse[kMostProjectionRows + row];
@@ -349,6 +372,93 @@ __device__ __forceinline__ void norm_rows(const Launch& launch, const Phase& pha
     for (int k = 0; k < 4; ++k) result.pairs[k] = normalized_pair(result.pairs[k], inverse, weight.pairs[k]);
     *in_rows(row, column) = result.vector;
   });
+  meet_warps();
+}
+
+// The same of more rows, or of those for which there are no columns. A thread has pieces of one place in kPieces rows, and of further places where rows are
+// wider than its threads. All of a place are requested before the first is used, those of the first before the sums of squares are known, and what was added
+// stays in registers until it is normed.
+template <int kPieces>
+__device__ __forceinline__ void norm_many_rows(const Launch& launch, const Phase& phase, const RowMemory& memory, std::uint32_t parity) {
+  const DecodeProjectionsArguments& a = launch.a;
+  const int row_pieces = a.hidden / 8, step_row = max(kThreads / row_pieces, 1), stride = a.hidden + kRowPadding, step = step_row * stride;
+  const int first = threadIdx.x % row_pieces * 8;  // column
+  int first_row = threadIdx.x / row_pieces;
+  if (first_row >= step_row) first_row = a.rows;  // none
+  const bool sums = threadIdx.x / 32 * 2 < a.rows;
+  union Piece {
+    uint4 vector;
+    std::uint32_t pairs[4];
+  };
+  float weights[8] = {};  // those of a piece, for all rows
+  const auto normalized = [&](std::uint32_t pair, float inverse, int k) {  // normalized_pair, by widened weights
+    const std::uint32_t scaled = pack_bf16(__fmul_rn(low_value(pair), inverse), __fmul_rn(high_value(pair), inverse));
+    return pack_bf16(__fmul_rn(weights[2 * k], low_value(scaled)), __fmul_rn(weights[2 * k + 1], high_value(scaled)));
+  };
+  const auto load = [&](Piece(&pieces)[kPieces], const Bfloat16* from, int column) {
+    from += min(first_row, a.rows - 1) * stride + column;
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {  // rows that are not there: the last one again, which is not used
+      pieces[i].vector = *reinterpret_cast<const uint4*>(from);
+      if (first_row + (i + 1) * step_row < a.rows) from += step;
+    }
+  };
+
+  Piece kept[kPieces];
+  const Bfloat16* norm = memory.norms;
+  barrier_wait(memory.norms_arrived, phase.first_norm / 2);
+  barrier_wait(memory.residual_arrived, 0);
+  float sum = 0.0f;
+  if (phase.input == Input::added_and_normed) {
+    barrier_wait(memory.arrived, parity);
+    if (sums) sum = lane_sum_of_squares(a, memory.rows);
+    Piece values[kPieces];
+    load(values, memory.rows, first);
+    load(kept, memory.residual, first);
+    if (sums) inverses_of_sums(a, sum, memory.inverse);
+    meet_warps();
+#pragma unroll 1
+    for (int column = first;;) {
+      widen_eight(*reinterpret_cast<const uint4*>(norm + column), weights);
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) {
+        const int row = first_row + i * step_row;
+        if (row >= a.rows) break;
+        const float inverse = memory.inverse[row];
+#pragma unroll
+        for (int k = 0; k < 4; ++k) kept[i].pairs[k] = added_words(kept[i].pairs[k], normalized(values[i].pairs[k], inverse, k));
+        store_shared(memory.residual + row * stride + column, kept[i].pairs);
+        if (blockIdx.x == gridDim.x - 1) __stwb(reinterpret_cast<uint4*>(phase.new_residual + row * a.hidden + column), kept[i].vector);
+      }
+      column += kThreads * 8;
+      if (column >= a.hidden) break;
+      load(values, memory.rows, column);
+      load(kept, memory.residual, column);
+    }
+    norm += a.hidden;
+    meet_warps();
+    if (sums) sum = lane_sum_of_squares(a, memory.residual);
+  } else {
+    if (sums) sum = lane_sum_of_squares(a, memory.residual);
+    load(kept, memory.residual, first);
+  }
+  if (sums) inverses_of_sums(a, sum, memory.inverse + kMostProjectionRows);
+  meet_warps();
+#pragma unroll 1
+  for (int column = first; column < a.hidden; column += kThreads * 8) {
+    if (row_pieces > kThreads) load(kept, memory.residual, column);
+    widen_eight(*reinterpret_cast<const uint4*>(norm + column), weights);
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      const int row = first_row + i * step_row;
+      if (row >= a.rows) break;
+      const float inverse = memory.inverse[kMostProjectionRows + row];
+      std::uint32_t result[4];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) result[k] = normalized(kept[i].pairs[k], inverse, k);
+      store_shared(memory.rows + row * stride + column, result);
+    }
+  }
   meet_warps();
 }
 
@@ -509,7 +619,7 @@ __device__ __forceinline__ void fetch(const Launch& launch, const RowMemory& mem
   }
 }
 
-// kFew: of rows that norm_rows takes as kFewPieces and whose inputs of every product fit shared memory. With so many registers, and where the rows are
+// kFew: of rows that norm_few_rows takes as kFewPieces and whose inputs of every product fit shared memory. With so many registers, and where the rows are
 // one or two of a large model, a block of attention fits the multiprocessor beside one of these.
 template <int kStages, bool kFew>
 __global__ void __maxnreg__(kFew ? 104 : 168) decode_projections_kernel(const __grid_constant__ Launch launch) {
@@ -564,11 +674,14 @@ __global__ void __maxnreg__(kFew ? 104 : 168) decode_projections_kernel(const __
     if (phase.input == Input::rows) {
       barrier_wait(memory.arrived, parity);
     } else {
-      const int pieces = (a.rows * a.hidden / 8 + kThreads - 1) / kThreads;
-      if (pieces <= 1) norm_rows<1, kFew>(launch, phase, memory, parity);
-      else if (kFew || pieces <= 2) norm_rows<kFewPieces, kFew>(launch, phase, memory, parity);
-      else if (pieces <= 4) norm_rows<4, false>(launch, phase, memory, parity);
-      else norm_rows<kMostPieces, false>(launch, phase, memory, parity);
+      if constexpr (kFew) {
+        if (a.rows * a.hidden / 8 <= kThreads) norm_few_rows<1>(launch, phase, memory, parity);
+        else norm_few_rows<kFewPieces>(launch, phase, memory, parity);
+      } else {
+        const int step_row = max(kThreads / (a.hidden / 8), 1);  // rows that the threads norm at once
+        if (a.rows <= kMostPieces / 2 * step_row) norm_many_rows<kMostPieces / 2>(launch, phase, memory, parity);
+        else norm_many_rows<kMostPieces>(launch, phase, memory, parity);
+      }
     }
     if (phase.output == Output::rotated_and_appended) barrier_wait(memory.placed, 0);
     // What the next kernel asks for at once would come before weights; behind those of the last product there is nothing.

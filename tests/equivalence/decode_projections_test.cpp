@@ -30,9 +30,19 @@ struct Extents {
 // ouro-tiny, ouro-small, heads of 64 with an odd share of K a warp, Ouro-1.4B, eight rows so wide that rings are short.
 const Extents kExtents[] = {{384, 3, 128, 1024}, {640, 5, 128, 1536}, {512, 12, 64, 1376}, {2048, 16, 128, 5632}, {640, 38, 128, 512}};
 
+// Some columns of every row become subnormal values of either sign, or zeros.
+Bits with_subnormal_columns(Bits rows, int hidden) {
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const std::size_t column = i % static_cast<std::size_t>(hidden);
+    if (column % 16 < 3) rows[i] = static_cast<std::uint16_t>((rows[i] & 0x8000u) | (column % 16 == 2 ? 0u : rows[i] & 0x7Fu));
+  }
+  return rows;
+}
+
 class DecodeProjectionsTest : public DeviceTest {
  protected:
   DeviceBuffer weights(std::size_t count, float scale) { return upload(random_bits(count, ++seed_, scale)); }
+  DeviceBuffer norm(const Extents& e) { return upload(with_subnormal_columns(random_bits(static_cast<std::size_t>(e.hidden), ++seed_), e.hidden)); }
 
   struct Layer {
     DeviceBuffer o_proj, gate_up, down_proj, qkv, after_attention, before_mlp, after_mlp, input;
@@ -40,7 +50,7 @@ class DecodeProjectionsTest : public DeviceTest {
   Layer make_layer(const Extents& e) {
     const auto hidden = static_cast<std::size_t>(e.hidden), width = static_cast<std::size_t>(e.width()), inner = static_cast<std::size_t>(e.intermediate);
     return {weights(hidden * width, 0.05f), weights(2 * inner * hidden, 0.05f), weights(hidden * inner, 0.05f), weights(3 * width * hidden, 0.05f),
-            weights(hidden, 1.0f), weights(hidden, 1.0f), weights(hidden, 1.0f), weights(hidden, 1.0f)};
+            norm(e), norm(e), norm(e), norm(e)};
   }
 
   // K/V of the rows, and everything that either way of computing writes.
@@ -107,7 +117,7 @@ TEST_F(DecodeProjectionsTest, HaveTheBitsOfTheOperationsOneByOne) {
       std::vector<std::int32_t> places;
       for (const QueryRow& row : rows) places.push_back(row.position);
       const DeviceBuffer device_rows = upload(rows), positions = upload(places);
-      const Bits residual = random_bits(static_cast<std::size_t>(count) * e.hidden, ++seed_);
+      const Bits residual = with_subnormal_columns(random_bits(static_cast<std::size_t>(count) * e.hidden, ++seed_), e.hidden);
       const DeviceBuffer attended = weights(static_cast<std::size_t>(count) * e.width(), 1.0f);
       Side fused = make_side(e, rows, residual), apart = make_side(e, rows, residual);
 
