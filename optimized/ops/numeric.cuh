@@ -30,6 +30,12 @@ __device__ __forceinline__ void widen_eight(uint4 vector, float* values) {
   }
 }
 
+// Unsigned order of the keys is numeric order of the values; -0 and +0 share a key (S-TSEL-4, S-SDA-2).
+__device__ __forceinline__ std::uint32_t ordered_key(float value) {
+  const std::uint32_t bits = value == 0.0f ? 0u : __float_as_uint(value);
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
 // The halving tree 8, 4, 2, 1 over 16 consecutive threads of a warp; every one of them gets the sum. FP32 addition commutes, so the
 // exchange pattern adds the same pairs as "lane j += lane j + width".
 __device__ __forceinline__ float reduce_lanes(float lane_sum, unsigned mask) {

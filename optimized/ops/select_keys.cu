@@ -5,6 +5,7 @@
 
 #include "models/error.hpp"
 #include "optimized/kv/numeric_fault.hpp"
+#include "optimized/ops/numeric.cuh"
 #include "optimized/runtime/cuda_check.hpp"
 
 namespace loopgauge::optimized {
@@ -17,12 +18,6 @@ constexpr int kDigitBits = 11;                     // the last digit repeats a b
 constexpr int kBins = 1 << kDigitBits;
 constexpr int kCandidates = 4096;                  // keys of one leading digit that shared memory holds: of 65,536 random ones some 2,500 share the threshold's
 constexpr int kBatch = 8;                          // logits that a thread has on their way
-
-// Unsigned order of the key == numeric order of the logit; -0 and +0 share a key.
-__device__ __forceinline__ std::uint32_t ordered_key(float logit) {
-  const std::uint32_t bits = logit == 0.0f ? 0u : __float_as_uint(logit);
-  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
 
 __device__ __forceinline__ int digit_shift(int digit) { return max(32 - kDigitBits * (digit + 1), 0); }
 

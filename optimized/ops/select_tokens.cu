@@ -3,6 +3,7 @@
 
 #include <cub/block/block_scan.cuh>
 
+#include "optimized/ops/numeric.cuh"
 #include "optimized/runtime/cuda_check.hpp"
 
 namespace loopgauge::optimized {
@@ -11,12 +12,6 @@ namespace {
 constexpr int kDigitBits = 8;
 constexpr int kDigits = 1 << kDigitBits;
 constexpr int kThreads = kDigits;
-
-// Unsigned order of the keys is numeric order of the scores; -0 is made +0 first.
-__device__ __forceinline__ std::uint32_t ordered_key(float score) {
-  const std::uint32_t bits = __float_as_uint(score == 0.0f ? 0.0f : score);
-  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
 
 constexpr std::uint32_t kFirstKey = 0xffffffffu;  // above the key of every number
 
