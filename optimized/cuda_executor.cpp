@@ -61,6 +61,7 @@ class Runtime final : public CudaExecutor {
     context.stream = &allocator_.stream();
     context.arenas = &arenas_;
     context.model_sha256 = sha256_;
+    context.prefill_step_rows = options_.prefill_step_rows;
     context.poison = options_.poison;
     context.device = options_.device;
     run_.emplace(context, trace, config, options);
@@ -164,6 +165,7 @@ DeviceMemory device_memory(int device) {
   const DeviceGuard guard(device);
   DeviceMemory memory;
   LOOPGAUGE_CUDA_CHECK(cudaMemGetInfo(&memory.free, &memory.total));
+  memory.free += kept_bytes(device);
   return memory;
 }
 

@@ -23,7 +23,7 @@ struct DeviceStatus {
 // Of the current device. Never throws.
 DeviceStatus device_status();
 
-// Bytes of a device's memory. Throws UnsupportedError where there is no such device.
+// Bytes of a device's memory; free is also what this process keeps for its next buffers. Throws UnsupportedError where there is no such device.
 struct DeviceMemory {
   std::size_t free = 0, total = 0;
 };
@@ -41,6 +41,7 @@ struct CudaExecutorOptions {
   LinearImplementation linear = LinearImplementation::automatic;
   std::size_t memory_limit_bytes = std::numeric_limits<std::size_t>::max();  // device bytes that may be live at once
   int device = 0;                  // CUDA ordinal; another thread's or executor's choice of the current device does not matter
+  int prefill_step_rows = 4096;    // of a prompt, that go through a loop together where the plan's items have several windows; at least one window does
   bool poison = false;             // fresh and reused memory is filled with NaN patterns: unwritten values then show in the result
 };
 

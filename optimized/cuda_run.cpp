@@ -71,6 +71,7 @@ CudaRun::CudaRun(const RunContext& context, const Trace& trace, const EffectiveC
       arenas_(*context.arenas),
       longest_(longest_sequence(trace)),
       model_sha256_(context.model_sha256),
+      prefill_step_rows_(context.prefill_step_rows),
       poison_(context.poison),
       device_(context.device),
       forward_(forward_context(context, config, options, longest_)),
@@ -254,13 +255,12 @@ void CudaRun::add_window(const WorkItem& item, int window, int loop, std::vector
 // of whose rows `rows` counts. Rows of a step write K and V before any of them reads (S-KVA-1) and a selection reads its own window's scores only, so that
 // a later window sees what it would see after the earlier ones; but under `streaming` it sees them encoded.
 int CudaRun::join_windows(const WorkItem& item, int window, int loop, int& rows, std::vector<Part>& parts) {
-  constexpr int kMostRows = 2048;
   const RequestState& s = requests_.at(static_cast<std::size_t>(item.request));
   const bool joins = !config_.q().enabled || config_.q().policy != EncodingPolicy::streaming;
   const int first = window;
   while (window * config_.window() < item.end) {
     const int more = window_rows(s, window, loop);
-    if (window > first && (!joins || rows + more > kMostRows)) break;
+    if (window > first && (!joins || rows + more > prefill_step_rows_)) break;
     add_window(item, window, loop, parts);
     rows += more;
     ++window;

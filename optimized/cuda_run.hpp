@@ -44,6 +44,7 @@ struct RunContext {
   const Stream* stream = nullptr;                    // the allocator's
   std::vector<PinnedArena>* arenas = nullptr;        // of former runs, for the next ones: page-locking memory waits for the whole device
   std::string model_sha256;
+  int prefill_step_rows = 0;                         // CudaExecutorOptions
   bool poison = false;
   int device = 0;                                    // CUDA ordinal
 };
@@ -313,6 +314,7 @@ class CudaRun {
   std::vector<PinnedArena>& arenas_;
   const int longest_;
   const std::string model_sha256_;
+  const int prefill_step_rows_;
   const bool poison_;
   const int device_;
 

@@ -157,7 +157,7 @@ void add_bench_prefill_command(CLI::App& bench, int& exit_code) {
   command->footer(
       "Examples:\n"
       "  loopgauge bench prefill --report prefill.h5\n"
-      "  loopgauge bench prefill --prompts 8192 --prefill-rows 2048\n"
+      "  loopgauge bench prefill --prompts 8192 --prefill-rows 4096\n"
       "Late loops of t1 run on evenly spread rows; choosing rows is not part of it. With q1 the prompt is encoded at its end.\n"
       "Needs a CUDA device (exit code 4 without one).");
   command->callback([options, &exit_code] { measure(*options, exit_code); });
@@ -209,7 +209,7 @@ void add_bench_peers_command(CLI::App& bench, int& exit_code) {
     own.steps = options->peers.steps;
     own.switches = options->switches;
     own.prompts = options->peers.prompts;
-    own.prefill_rows = {2048};
+    own.prefill_rows = {optimized::CudaExecutorOptions{}.prefill_step_rows};
     own.repeats = options->peers.repeats;
     run_device_bench(own, output);
     const std::string broken_off = run_peers(options->peers, output);

@@ -71,7 +71,7 @@ struct StepBenchOptions {
   std::vector<std::string> switches{"t0s0q0", "t1s0q0", "t0s1q0", "t0s0q1", "t1s1q0", "t1s1q1"};  // of decode
   std::vector<std::string> prefill_switches{"t0s0q0", "t1s0q0", "t1s1q1"};  // with Q the prompt is encoded at its end
   std::vector<int> prompts{2048, 8192, 16384};
-  std::vector<int> prefill_rows{256, 2048};   // active rows that prefill batches may hold, at least a window's
+  std::vector<int> prefill_rows{256, 4096};   // active rows that prefill batches may hold, at least a window's; the latter is what the executor joins
   int repeats = 15;
   LinearImplementation linear = LinearImplementation::automatic;
 };

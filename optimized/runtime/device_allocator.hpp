@@ -84,7 +84,8 @@ struct AllocatorOptions {
 using MemoryPressureHandler = std::function<bool(std::size_t missing_bytes)>;
 
 // Allocates on the current device, with cudaMalloc or in stream order (AllocatorOptions); results are at least 256-byte aligned. Buffers may outlive the allocator object.
-// What does not fit is tried once more after the pressure handler, if there is one, has given memory back.
+// What does not fit is tried once more after all pools of the process have given back what they keep, and again after the pressure handler, if there is one,
+// has given memory back.
 // Not thread-safe: one owner per executor.
 class DeviceAllocator {
  public:
@@ -112,5 +113,9 @@ class DeviceAllocator {
 
   std::shared_ptr<detail::AllocatorState> state_;
 };
+
+// Bytes that the memory pools of this process keep of a device without a buffer in them: taken, but there for the next buffers of any allocator. Frees count once
+// the stream has reached them.
+std::size_t kept_bytes(int device);
 
 }  // namespace loopgauge::optimized

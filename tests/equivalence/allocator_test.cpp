@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Exact accounting by category, and a refusal that leaves everything usable.
 #include "models/error.hpp"
+#include "optimized/cuda_executor.hpp"
 #include "tests/equivalence/device_fixture.hpp"
 
 namespace loopgauge::test {
@@ -77,6 +78,23 @@ TEST_P(AllocatorTest, PoisonsFreshMemory) {
     ASSERT_EQ(cudaMemset(const_cast<void*>(buffer.data()), 0, 256), cudaSuccess);
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   }
+}
+
+TEST_F(DeviceTest, WhatAPoolKeepsIsFreeAndGoesToAllocatorsThatNeedIt) {
+  constexpr std::size_t kBytes = std::size_t{2} << 30;
+  const std::size_t before = optimized::kept_bytes(0);
+  DeviceAllocator allocator({.stream_ordered = true});
+  allocator.allocate(MemoryCategory::workspace, kBytes).reset();
+  allocator.stream().synchronize();
+  EXPECT_GE(optimized::kept_bytes(0), before + kBytes);
+  std::size_t taken_apart = 0, total = 0;
+  ASSERT_EQ(cudaMemGetInfo(&taken_apart, &total), cudaSuccess);
+  EXPECT_GE(optimized::device_memory(0).free, taken_apart + kBytes - (std::size_t{1} << 30));  // other processes may have taken some in between
+
+  DeviceAllocator other;
+  EXPECT_THROW(static_cast<void>(other.allocate(MemoryCategory::workspace, std::size_t{1} << 46)), DeviceMemoryError);
+  EXPECT_EQ(optimized::kept_bytes(0), 0u);
+  EXPECT_TRUE(allocator.allocate(MemoryCategory::workspace, kBytes));
 }
 
 TEST_F(DeviceTest, MemoryFreedInStreamOrderKeepsItsContentForWorkIssuedBefore) {

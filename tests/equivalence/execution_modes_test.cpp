@@ -52,12 +52,12 @@ TEST_F(ExecutionModesTest, RegroupedPlansHaveTheBitsOfTheSerialRun) {
   }
 }
 
-// Windows of one item that go through a loop together, up to 2048 rows in a step, and under `streaming` one after the other; whether the item has one
+// Windows of one item that go through a loop together, as many as a step has room for, and under `streaming` one after the other; whether the item has one
 // loop, beside items at other loops, or all of them.
 TEST_F(ExecutionModesTest, WindowsOfOneItemHaveTheBitsOfTheSerialRun) {
   Checkpoint checkpoint = tiny();
   checkpoint.config.max_positions = 4096;
-  const auto executor = optimized::make_cuda_executor(checkpoint, {.poison = true});
+  const auto executor = optimized::make_cuda_executor(checkpoint, {.prefill_step_rows = 2048, .poison = true});
   const Trace trace = long_prompt(2331, checkpoint.config.vocab);
   for (const Setting& setting : kSettings) {
     const EffectiveConfig config = config_of(setting);
