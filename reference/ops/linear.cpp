@@ -2,10 +2,16 @@
 #include "reference/ops/linear.hpp"
 
 #include <algorithm>
-#include <vector>
+#include <cstring>
 
 namespace loopgauge::reference {
 namespace {
+
+// A lane sum lies in vectors of at most 64 bytes: longer ones are kept in memory, not in registers.
+template <class P>
+inline constexpr int kPartLanes = std::min<int>(P::kLanes, 64 / sizeof(typename P::Real));
+template <class P>
+inline constexpr int kParts = P::kLanes / kPartLanes<P>;
 
 // R x O independent dots side by side: rows of x against rows of w. Each dot follows the declared order on its own; the tile only shares
 // loads. y is [R, ...] with the given stride.
@@ -13,38 +19,47 @@ template <class P, int R, int O>
 LOOPGAUGE_INLINE void dot_tile(const typename P::Real* x, const typename P::Real* w, int in, typename P::Real* y, int y_stride,
                                OutputRounding rounding) {
   using Real = typename P::Real;
-  using L = Lanes<Real, P::kLanes>;
-  L sums[R][O];
+  using Part = Lanes<Real, kPartLanes<P>>;
+  Part parts[R][O][kParts<P>];
   int i = 0;
   for (; i + P::kLanes <= in; i += P::kLanes) {
-    for (int r = 0; r < R; ++r) {
-      const auto xv = L::load(x + r * in + i);
-      for (int o = 0; o < O; ++o) sums[r][o].value += xv * L::load(w + o * in + i);
+    for (int part = 0; part < kParts<P>; ++part) {
+      const int at = i + part * kPartLanes<P>;
+      for (int r = 0; r < R; ++r) {
+        const auto xv = Part::load(x + r * in + at);
+        for (int o = 0; o < O; ++o) parts[r][o][part].value += xv * Part::load(w + o * in + at);
+      }
     }
   }
   for (int r = 0; r < R; ++r) {
     for (int o = 0; o < O; ++o) {
       const Real* xr = x + r * in + i;
       const Real* wo = w + o * in + i;
-      const Real value = sums[r][o].reduce(in - i, [&](int j) LOOPGAUGE_INLINE_LAMBDA { return xr[j] * wo[j]; });
+      Lanes<Real, P::kLanes> sum;
+      std::memcpy(&sum.value, parts[r][o], sizeof sum.value);
+      const Real value = sum.reduce(in - i, [&](int j) LOOPGAUGE_INLINE_LAMBDA { return xr[j] * wo[j]; });
       y[r * y_stride + o] = rounding == OutputRounding::bf16 ? P::round_bf16(value) : value;
     }
   }
 }
 
-// O output columns for all rows. The weight rows are widened once, into `wide` [O, in].
-template <class P, int O>
-LOOPGAUGE_INLINE void columns(const typename P::Real* x, const std::uint16_t* w, int rows, int in, int out, typename P::Real* wide,
-                              typename P::Real* y, OutputRounding rounding) {
-  for (int i = 0; i < O * in; ++i) wide[i] = bfloat16_to_float(w[i]);
-  int r = 0;
-  for (; r + 4 <= rows; r += 4) dot_tile<P, 4, O>(x + r * in, wide, in, y + r * out, out, rounding);
-  for (; r < rows; ++r) dot_tile<P, 1, O>(x + r * in, wide, in, y + r * out, out, rounding);
+// R rows of x against `columns` rows of w, O of these at a time. y is [R, ...] with the given stride.
+template <class P, int R, int O>
+LOOPGAUGE_INLINE void row_tile(const typename P::Real* x, const typename P::Real* w, int columns, int in, typename P::Real* y, int y_stride,
+                               OutputRounding rounding) {
+  int o = 0;
+  for (; o + O <= columns; o += O) dot_tile<P, R, O>(x, w + o * in, in, y + o, y_stride, rounding);
+  for (; o < columns; ++o) dot_tile<P, R, 1>(x, w + o * in, in, y + o, y_stride, rounding);
 }
 
-constexpr int kColumnBlock = 16;
+// 4 x 6 dots of one vector each, or 4 x 3 of two: 24 of 32 registers are sums. A single row takes 8 columns, so that the adders are busy.
+constexpr int kTileRows = 4;
+template <class P>
+inline constexpr int kTileColumns = 6 / kParts<P>;
+// Widened once for all rows; they stay in the second-level cache while x goes past, once per block.
+constexpr int kColumnBlock = 24;
 
-// All rows of output columns [begin, min(begin + kColumnBlock, out)).
+// All rows of output columns [begin, min(begin + kColumnBlock, out)). wide [kColumnBlock, in] is working space.
 template <class P>
 void column_block(const typename P::Real* x, const std::uint16_t* weight, int rows, int in, int out, int begin, typename P::Real* wide,
                   typename P::Real* y, OutputRounding rounding);
@@ -52,13 +67,15 @@ void column_block(const typename P::Real* x, const std::uint16_t* weight, int ro
   template <>                                                                                                                           \
   LOOPGAUGE_MULTIVERSION void column_block<P>(const P::Real* x, const std::uint16_t* weight, int rows, int in, int out, int begin,      \
                                               P::Real* wide, P::Real* y, OutputRounding rounding) {                                     \
-    const int end = std::min(begin + kColumnBlock, out);                                                                                \
-    int o = begin;                                                                                                                      \
-    if (rows < 4) { /* few rows: more columns side by side keep the adders busy */                                                      \
-      for (; o + 8 <= end; o += 8) columns<P, 8>(x, weight + std::ptrdiff_t{o} * in, rows, in, out, wide, y + o, rounding);             \
-    }                                                                                                                                   \
-    for (; o + 2 <= end; o += 2) columns<P, 2>(x, weight + std::ptrdiff_t{o} * in, rows, in, out, wide, y + o, rounding);               \
-    for (; o < end; ++o) columns<P, 1>(x, weight + std::ptrdiff_t{o} * in, rows, in, out, wide, y + o, rounding);                       \
+    const int columns = std::min(kColumnBlock, out - begin);                                                                            \
+    const std::uint16_t* narrow = weight + std::ptrdiff_t{begin} * in;                                                                  \
+    for (int i = 0; i < columns * in; ++i) wide[i] = bfloat16_to_float(narrow[i]);                                                      \
+    int r = 0;                                                                                                                          \
+    for (; r + kTileRows <= rows; r += kTileRows)                                                                                       \
+      row_tile<P, kTileRows, kTileColumns<P>>(x + std::ptrdiff_t{r} * in, wide, columns, in, y + std::ptrdiff_t{r} * out + begin, out,  \
+                                              rounding);                                                                                \
+    for (; r < rows; ++r)                                                                                                               \
+      row_tile<P, 1, 8>(x + std::ptrdiff_t{r} * in, wide, columns, in, y + std::ptrdiff_t{r} * out + begin, out, rounding);             \
   }
 LOOPGAUGE_FOR_EACH_PROFILE(LOOPGAUGE_INSTANTIATE)
 #undef LOOPGAUGE_INSTANTIATE
@@ -72,7 +89,7 @@ void linear(const Matrix<typename P::Real>& x, const Matrix<std::uint16_t>& weig
   const bool worth_threads = static_cast<double>(rows) * in * out > kMinParallelWork;
 #pragma omp parallel if (worth_threads)
   {
-    std::vector<typename P::Real> wide(static_cast<std::size_t>(8 * in));
+    Vector<typename P::Real> wide(std::ptrdiff_t{kColumnBlock} * in);
 #pragma omp for schedule(static)
     for (int begin = 0; begin < out; begin += kColumnBlock) {
       column_block<P>(x.data(), weight.data(), rows, in, out, begin, wide.data(), y.data(), rounding);
