@@ -91,7 +91,10 @@ class SweepLoop {
       const bool optimized = executors_.reference.empty();
       work(*(optimized ? executors_.optimized : executors_.reference).front(), optimized);
     } else {
-      const int lane_threads = std::max(1, omp_get_max_threads() / std::max(1, static_cast<int>(executors_.reference.size())));
+      // Lanes without a unit need no threads: a few large cases get them all.
+      const auto lanes = std::min(std::ssize(executors_.reference),
+                                  std::count_if(units_.begin(), units_.end(), [](const Unit& unit) { return !unit.optimized; }));
+      const int lane_threads = std::max(1, omp_get_max_threads() / std::max(1, static_cast<int>(lanes)));
       const auto start = [&](Executor& executor, bool optimized) {
         threads.emplace_back([this, &executor, optimized, lane_threads] {
           omp_set_num_threads(lane_threads);  // of this thread's parallel regions

@@ -47,5 +47,15 @@ TEST(Sha256, CutsDoNotMatter) {
   }
 }
 
+TEST(Sha256, TheProcessorsInstructionsDoNotMatter) {
+  std::string text;
+  for (std::size_t i = 0; i < 5000; ++i) text += static_cast<char>(i * i * 31 + i / 7);
+  for (std::size_t length = 0; length <= text.size(); length += length < 260 ? 1 : 237) {
+    Sha256 portable(true);
+    portable.update(text.data(), length);
+    ASSERT_EQ(portable.hex_digest(), digest(text.substr(0, length))) << length;
+  }
+}
+
 }  // namespace
 }  // namespace loopgauge
