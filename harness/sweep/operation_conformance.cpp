@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <initializer_list>
 #include <limits>
 #include <span>
 
+#include "harness/sweep/sampled_products.hpp"
 #include "models/error.hpp"
 #include "models/spec/attention.hpp"
 #include "models/spec/op_list.hpp"
@@ -14,7 +16,6 @@
 #include "reference/ops/attention.hpp"
 #include "reference/ops/codec.hpp"
 #include "reference/ops/exit_gate.hpp"
-#include "reference/ops/linear.hpp"
 #include "reference/ops/rms_norm.hpp"
 #include "reference/ops/rope.hpp"
 #include "reference/ops/sparse_decode.hpp"
@@ -143,19 +144,6 @@ class Errors {
   std::map<std::tuple<const spec::OpSpec*, int, const spec::OutputSpec*>, Share> shares_;
 };
 
-// sum over i of |x[i]| |weight[o, i]|.
-std::vector<double> linear_magnitude(const Row& x, const reference::Matrix<std::uint16_t>& weight) {
-  std::vector<double> magnitude(static_cast<std::size_t>(weight.rows()));
-#pragma omp parallel for schedule(static) if (static_cast <double>(weight.size()) > reference::kMinParallelWork)
-  for (std::ptrdiff_t o = 0; o < weight.rows(); ++o) {
-    float sum = 0.0f;
-    for (std::ptrdiff_t i = 0; i < weight.cols(); ++i)
-      sum += std::fabs(x[static_cast<std::size_t>(i)] * reference::bfloat16_to_float(weight(o, i)));
-    magnitude[static_cast<std::size_t>(o)] = double{sum};
-  }
-  return magnitude;
-}
-
 }  // namespace
 
 struct OperationReference::Parts {
@@ -169,11 +157,12 @@ namespace {
 class RowCheck {
  public:
   RowCheck(const ModelConfig& model, const reference::Weights<float>& weights, const reference::RopeTable<Declared>& rope,
-           const OperationTap& tap, const RunRecord& record, const TraceRequest& request, const EffectiveConfig& config, int index,
-           int position, Errors& errors)
+           SampledProducts& products, const OperationTap& tap, const RunRecord& record, const TraceRequest& request,
+           const EffectiveConfig& config, int index, int position, Errors& errors)
       : model_(model),
         weights_(weights),
         rope_(rope),
+        products_(products),
         tap_(tap),
         record_(record.requests.at(static_cast<std::size_t>(index))),
         request_(request),
@@ -182,6 +171,26 @@ class RowCheck {
         position_(position),
         errors_(errors),
         scale_(reference::attention_scale<Declared>(model.head_dim)) {}
+
+  // Asks for the products that run() compares with.
+  void add_products() {
+    for (int loop = 1; loop <= model_.loops; ++loop) {
+      for (int layer = 0; layer < model_.layers; ++layer) {
+        const auto& w = weights_.layers[static_cast<std::size_t>(layer)];
+        const auto add = [&](std::string_view tap, std::initializer_list<const reference::Matrix<std::uint16_t>*> all) {
+          const Row* x = seen(loop, layer, tap);
+          for (const auto* weight : all) {
+            if (x != nullptr) products_.add(*x, *weight, reference::OutputRounding::bf16);
+          }
+        };
+        add("rms_norm.input_layernorm", {&w.q_proj, &w.k_proj, &w.v_proj});
+        add("attention.output", {&w.o_proj});
+        add("rms_norm.post_attention_layernorm", {&w.gate_proj, &w.up_proj});
+        add("swiglu", {&w.down_proj});
+      }
+    }
+    if (const std::span<const float> x = hidden_of_logits(); !x.empty()) products_.add(x, weights_.lm_head, reference::OutputRounding::fp32);
+  }
 
   void run() {
     check_embedding();
@@ -225,10 +234,9 @@ class RowCheck {
   const Row* check_linear(int loop, int layer, std::string_view tap, const Row* x, const reference::Matrix<std::uint16_t>& weight) {
     const Row* actual = seen(loop, layer, tap);
     if (x == nullptr || actual == nullptr) return actual;
-    Matrix expected;
-    reference::linear<Declared>(as_matrix(*x), weight, reference::OutputRounding::bf16, expected);
-    errors_.compare("linear", "y", tap, loop, place(layer), as_row(expected), *actual,
-                    {linear_magnitude(*x, weight), static_cast<double>(weight.cols()), 0.0, 0.0});
+    const SampledProducts::Product expected = products_.of(*x, weight);
+    errors_.compare("linear", "y", tap, loop, place(layer), expected.y, *actual,
+                    {expected.magnitude, static_cast<double>(weight.cols()), 0.0, 0.0});
     return actual;
   }
 
@@ -448,21 +456,27 @@ class RowCheck {
                     {{magnitude}, static_cast<double>(model_.hidden), 0.0, 0.0});
   }
 
+  int logits_row() const { return position_ - record_.prompt_length + 1; }
+  int depth_of_logits() const { return decode() ? record_.exit_depths.at(static_cast<std::size_t>(logits_row() - 1)) : model_.loops; }
+  // Empty where the position has no logits to check.
+  std::span<const float> hidden_of_logits() const {
+    const int row = logits_row();
+    if (row < 0 || record_.logits.empty() || row >= record_.logits.extent(0)) return {};
+    return depth_of_logits() < 1 ? std::span<const float>() : hidden(depth_of_logits());
+  }
+
   void check_logits() {
-    const int row = position_ - record_.prompt_length + 1;
-    if (row < 0 || record_.logits.empty() || row >= record_.logits.extent(0)) return;
-    const int depth = decode() ? record_.exit_depths.at(static_cast<std::size_t>(row - 1)) : model_.loops;
-    if (depth < 1 || hidden(depth).empty()) return;
-    const Row x(hidden(depth).begin(), hidden(depth).end());
-    Matrix expected;
-    reference::linear<Declared>(as_matrix(x), weights_.lm_head, reference::OutputRounding::fp32, expected);
-    errors_.compare("head_argmax", "logits", "logits", depth, place(), as_row(expected), record_.logits.row(row),
-                    {linear_magnitude(x, weights_.lm_head), static_cast<double>(model_.hidden), 0.0, 0.0});
+    const std::span<const float> x = hidden_of_logits();
+    if (x.empty()) return;
+    const SampledProducts::Product expected = products_.of(x, weights_.lm_head);
+    errors_.compare("head_argmax", "logits", "logits", depth_of_logits(), place(), expected.y, record_.logits.row(logits_row()),
+                    {expected.magnitude, static_cast<double>(model_.hidden), 0.0, 0.0});
   }
 
   const ModelConfig& model_;
   const reference::Weights<float>& weights_;
   const reference::RopeTable<Declared>& rope_;
+  SampledProducts& products_;
   const OperationTap& tap_;
   const RequestRecord& record_;
   const TraceRequest& request_;
@@ -668,11 +682,17 @@ std::vector<OperationErrors> OperationReference::check(const OperationTap& tap, 
   for (const RequestRecord& request : record.requests) longest = std::max(longest, request.prompt_length + request.fed);
   const reference::RopeTable<Declared> rope(longest, parts_->model.head_dim, parts_->model.rope_theta);
   Errors errors(declared_order);
+  SampledProducts products;
+  const auto row_check = [&](std::size_t i, int position) {
+    return RowCheck(parts_->model, parts_->weights, rope, products, tap, record, trace.requests.at(i), config, static_cast<int>(i), position,
+                    errors);
+  };
   for (std::size_t i = 0; i < tap.positions().size(); ++i) {
-    for (const int position : tap.positions()[i]) {
-      RowCheck(parts_->model, parts_->weights, rope, tap, record, trace.requests.at(i), config, static_cast<int>(i), position, errors)
-          .run();
-    }
+    for (const int position : tap.positions()[i]) row_check(i, position).add_products();
+  }
+  products.compute();
+  for (std::size_t i = 0; i < tap.positions().size(); ++i) {
+    for (const int position : tap.positions()[i]) row_check(i, position).run();
     CodecCheck(parts_->model, tap, record.requests.at(i), static_cast<int>(i), errors).run();
   }
   return errors.take();
