@@ -49,7 +49,7 @@ void check_decisions(const RunRecord& decisions, const Trace& trace, const Effec
   }
 }
 
-// One weight copy per arithmetic type, one run at a time.
+// One set of widened vectors per arithmetic type, one run at a time.
 class ReferenceExecutor final : public Executor {
  public:
   explicit ReferenceExecutor(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {}

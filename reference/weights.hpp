@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The checkpoint's weights as the reference's operations take them: matrices as BF16 bit patterns, vectors widened (exactly).
+// The checkpoint's weights as the reference's operations take them: matrices as BF16 bit patterns where they lie in the
+// checkpoint, which must outlive this; vectors widened (exactly).
 #pragma once
 
 #include <vector>
@@ -10,8 +11,8 @@
 
 namespace loopgauge::reference {
 
-inline Matrix<std::uint16_t> matrix_of(const Tensor<Bfloat16Bits>& tensor) {
-  return Eigen::Map<const Matrix<std::uint16_t>>(tensor.data.data(), tensor.extent(0), tensor.extent(1));
+inline WeightView matrix_of(const Tensor<Bfloat16Bits>& tensor) {
+  return WeightView(tensor.data.data(), tensor.extent(0), tensor.extent(1));
 }
 
 template <class Real>
@@ -24,11 +25,11 @@ Vector<Real> widen_vector(const Tensor<Bfloat16Bits>& tensor) {
 template <class Real>
 struct Weights {
   struct Layer {
-    Matrix<std::uint16_t> q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj;  // [out, in]
+    WeightView q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj;  // [out, in]
     Vector<Real> input_layernorm, input_layernorm_2, post_attention_layernorm, post_attention_layernorm_2;
   };
 
-  Matrix<std::uint16_t> embed_tokens, lm_head;  // [vocab, hidden]
+  WeightView embed_tokens, lm_head;  // [vocab, hidden]
   std::vector<Layer> layers;
   Vector<Real> norm, early_exit_gate;  // [hidden]
   Real early_exit_bias;

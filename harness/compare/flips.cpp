@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <exception>
 #include <iterator>
 #include <limits>
 #include <optional>
@@ -320,30 +321,42 @@ PooledDistance key_logit_distance(const RunRecord& expected, const RunRecord& ac
   PooledDistance result;
   result.metric = "key_logits";
   result.loop = 2;
-  double largest = -1.0;
+  std::vector<DistancePlace> places;
   for (std::size_t i = 0; i < expected.requests.size(); ++i) {
-    const int index = static_cast<int>(i);
     for_each_key_selection(expected.requests[i], actual.requests[i],
                            [&](int step, int layer, int head, std::span<const std::int32_t>, std::span<const std::int32_t>) {
-                             const int position = expected.requests[i].prompt_length + step;
-                             const KeyLogits e = key_logits(*evidence.expected, expected, index, layer, head, position, model);
-                             const KeyLogits a = key_logits(*evidence.actual, actual, index, layer, head, position, model);
-                             double difference = 0.0;
-                             for (std::size_t j = 0; j < std::min(e.values.size(), a.values.size()); ++j) {
-                               const double d = std::fabs(a.values[j] - e.values[j]);
-                               if (!(d <= difference)) difference = d;  // NaN stays
-                             }
-                             const DistancePlace place{index, position, layer, head};
-                             if (!std::isfinite(difference)) {
-                               if (result.non_finite++ == 0) result.largest = place;
-                               return;
-                             }
-                             if (result.non_finite == 0 && difference > largest) {
-                               largest = difference;
-                               result.largest = place;
-                             }
-                             result.ascending.push_back(difference);
+                             places.push_back({static_cast<int>(i), expected.requests[i].prompt_length + step, layer, head});
                            });
+  }
+  std::vector<double> differences(places.size(), 0.0);
+  std::exception_ptr failure;
+#pragma omp parallel for schedule(static)
+  for (std::size_t at = 0; at < places.size(); ++at) {
+    try {
+      const DistancePlace& p = places[at];
+      const KeyLogits e = key_logits(*evidence.expected, expected, p.request, p.layer, p.head, p.position, model);
+      const KeyLogits a = key_logits(*evidence.actual, actual, p.request, p.layer, p.head, p.position, model);
+      for (std::size_t j = 0; j < std::min(e.values.size(), a.values.size()); ++j) {
+        const double d = std::fabs(a.values[j] - e.values[j]);
+        if (!(d <= differences[at])) differences[at] = d;  // NaN stays
+      }
+    } catch (...) {
+#pragma omp critical
+      failure = std::current_exception();
+    }
+  }
+  if (failure) std::rethrow_exception(failure);
+  double largest = -1.0;
+  for (std::size_t at = 0; at < places.size(); ++at) {
+    if (!std::isfinite(differences[at])) {
+      if (result.non_finite++ == 0) result.largest = places[at];
+      continue;
+    }
+    if (result.non_finite == 0 && differences[at] > largest) {
+      largest = differences[at];
+      result.largest = places[at];
+    }
+    result.ascending.push_back(differences[at]);
   }
   std::sort(result.ascending.begin(), result.ascending.end());
   return result;

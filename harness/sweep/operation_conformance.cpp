@@ -177,7 +177,7 @@ class RowCheck {
     for (int loop = 1; loop <= model_.loops; ++loop) {
       for (int layer = 0; layer < model_.layers; ++layer) {
         const auto& w = weights_.layers[static_cast<std::size_t>(layer)];
-        const auto add = [&](std::string_view tap, std::initializer_list<const reference::Matrix<std::uint16_t>*> all) {
+        const auto add = [&](std::string_view tap, std::initializer_list<const reference::WeightView*> all) {
           const Row* x = seen(loop, layer, tap);
           for (const auto* weight : all) {
             if (x != nullptr) products_.add(*x, *weight, reference::OutputRounding::bf16);
@@ -231,7 +231,7 @@ class RowCheck {
     return actual;
   }
 
-  const Row* check_linear(int loop, int layer, std::string_view tap, const Row* x, const reference::Matrix<std::uint16_t>& weight) {
+  const Row* check_linear(int loop, int layer, std::string_view tap, const Row* x, const reference::WeightView& weight) {
     const Row* actual = seen(loop, layer, tap);
     if (x == nullptr || actual == nullptr) return actual;
     const SampledProducts::Product expected = products_.of(*x, weight);

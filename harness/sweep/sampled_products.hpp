@@ -16,7 +16,7 @@ namespace loopgauge::harness {
 
 class SampledProducts {
  public:
-  using Weight = reference::Matrix<std::uint16_t>;  // [out, in] BF16 bit patterns
+  using Weight = reference::WeightView;  // [out, in] BF16 bit patterns
 
   // Asks for x [in] times `weight`. Both must stay where they are.
   void add(std::span<const float> x, const Weight& weight, reference::OutputRounding rounding);

@@ -12,7 +12,7 @@ namespace loopgauge::reference {
 
 // weight [vocab, hidden] BF16 bit patterns -> y [tokens, hidden], resized. Tokens are valid ids: traces are validated before a run.
 template <class Real>
-void embedding(std::span<const std::int32_t> tokens, const Matrix<std::uint16_t>& weight, Matrix<Real>& y) {
+void embedding(std::span<const std::int32_t> tokens, const WeightArgument& weight, Matrix<Real>& y) {
   y.resize(static_cast<std::ptrdiff_t>(tokens.size()), weight.cols());
   for (std::size_t t = 0; t < tokens.size(); ++t) {
     for (std::ptrdiff_t i = 0; i < weight.cols(); ++i) y(static_cast<std::ptrdiff_t>(t), i) = bfloat16_to_float(weight(tokens[t], i));

@@ -104,7 +104,7 @@ LOOPGAUGE_FOR_EACH_PROFILE(LOOPGAUGE_INSTANTIATE)
 }  // namespace
 
 template <class P>
-void linear(const Matrix<typename P::Real>& x, const Matrix<std::uint16_t>& weight, OutputRounding rounding, Matrix<typename P::Real>& y) {
+void linear(const Matrix<typename P::Real>& x, const WeightArgument& weight, OutputRounding rounding, Matrix<typename P::Real>& y) {
   const int rows = static_cast<int>(x.rows()), in = static_cast<int>(x.cols()), out = static_cast<int>(weight.rows());
   y.resize(rows, out);
   const bool worth_threads = static_cast<double>(rows) * in * out > kMinParallelWork;
@@ -118,7 +118,7 @@ void linear(const Matrix<typename P::Real>& x, const Matrix<std::uint16_t>& weig
   }
 }
 
-#define LOOPGAUGE_INSTANTIATE(P) template void linear<P>(const Matrix<P::Real>&, const Matrix<std::uint16_t>&, OutputRounding, Matrix<P::Real>&);
+#define LOOPGAUGE_INSTANTIATE(P) template void linear<P>(const Matrix<P::Real>&, const WeightArgument&, OutputRounding, Matrix<P::Real>&);
 LOOPGAUGE_FOR_EACH_PROFILE(LOOPGAUGE_INSTANTIATE)
 
 }  // namespace loopgauge::reference

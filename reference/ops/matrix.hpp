@@ -4,11 +4,16 @@
 #pragma once
 
 #include <Eigen/Core>
+#include <cstdint>
 
 namespace loopgauge::reference {
 
 template <class Real>
 using Matrix = Eigen::Matrix<Real, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+
+// A matrix of somebody else's BF16 bit patterns, such as a checkpoint's: weights are read where they lie.
+using WeightView = Eigen::Map<const Matrix<std::uint16_t>>;
+using WeightArgument = Eigen::Ref<const Matrix<std::uint16_t>>;
 
 template <class Real>
 using Vector = Eigen::Matrix<Real, Eigen::Dynamic, 1>;

@@ -20,8 +20,9 @@ TEST(SampledProducts, HaveTheBitsOfRowsOneByOne) {
     for (const int out : {1, 8, 21}) {
       reference::Matrix<float> x(rows, in);
       for (int i = 0; i < rows * in; ++i) x.data()[i] = reference::round_to_bfloat16(normal(random));
-      SampledProducts::Weight weight(out, in);
-      for (int i = 0; i < out * in; ++i) weight.data()[i] = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(normal(random)) >> 16);
+      std::vector<std::uint16_t> bits(static_cast<std::size_t>(out * in));
+      for (std::uint16_t& each : bits) each = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(normal(random)) >> 16);
+      const SampledProducts::Weight weight(bits.data(), out, in);
       const auto row = [&](int r) { return std::span<const float>(x.data() + r * in, static_cast<std::size_t>(in)); };
       SampledProducts products;
       for (int r = 0; r < rows; ++r) products.add(row(r), weight, reference::OutputRounding::bf16);
